@@ -5,26 +5,24 @@ Importing it starts no thread, opens no socket and does not import torch.
 
 from typing import Any
 
-from mp_agent.api.events import (
-    checkpoint_requested,
-    on_checkpoint_request,
-    on_condition,
-    stop_requested,
-)
 from mp_agent.api.planning import check, compare_precision, evaluate_plan, recommend
 from mp_agent.api.training import (
+    checkpoint_requested,
     collection,
     declare,
     global_statistics,
     init,
     observe,
     observe_logprobs,
+    on_checkpoint_request,
+    on_condition,
     phase,
     shutdown,
+    stop_requested,
     watch_tensor,
 )
 from mp_agent.records.conditions import ConditionEvent
-from mp_agent.records.reduction.global_statistics import GlobalStatistics
+from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.version import __version__
 
 __all__ = [

@@ -15,10 +15,10 @@ from mp_agent.backtest.tuning.command import tune_command
 from mp_agent.compare.command import compare_command
 from mp_agent.doctor.command import doctor_command
 from mp_agent.evaluate.command import evaluate_command
-from mp_agent.export.command import export_command
+from mp_agent.export import export_command
 from mp_agent.exporters.dashboards import dashboards_command
 from mp_agent.inputs.addresses import shown_message
-from mp_agent.inputs.texts import printable
+from mp_agent.inputs.files import printable
 from mp_agent.lint.command import check_command
 from mp_agent.node.commands.exec import exec_command
 from mp_agent.node.commands.flight import dump_command, postmortem_command

@@ -14,7 +14,7 @@ import click
 import rich.console
 from rich.segment import Segment
 
-from mp_agent.inputs.texts import printable
+from mp_agent.inputs.files import printable
 
 WRONG_USE = 2
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

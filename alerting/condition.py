@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 from mp_agent.alerting.descriptions import Part, parse_description, prometheus_template
 from mp_agent.alerting.durations import Duration
-from mp_agent.alerting.examples.example import Example
-from mp_agent.alerting.expressions.nodes import walk
-from mp_agent.alerting.expressions.predicates import (
+from mp_agent.alerting.expressions.terms import (
+    Count,
     Gone,
     Predicate,
+    Series,
     Silent,
     Unreachable,
     kept_labels,
+    walk,
 )
-from mp_agent.alerting.expressions.signals import Count, Series
-from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
-from mp_agent.alerting.first_line.triage import (
+from mp_agent.alerting.first_line import (
+    FOLLOWS_FROM,
     Triage,
     causes_template,
     headline_template,
@@ -89,7 +89,8 @@ class Condition:
     summary: one fixed sentence. meaning: what it does to the training. confirm: how to verify it.
     remedies: what to do, the most promising first. why: why that works.
     levels: from the worst severity to the mildest; each fires by itself, and Alertmanager mutes
-    the milder ones. firing, quiet: examples; every level has one that fires it.
+    the milder ones. quiet: what looks alike and must not fire, for the runbook; the tests
+    have an example of each.
     """
 
     name: str
@@ -99,11 +100,10 @@ class Condition:
     remedies: tuple[str, ...]
     why: str
     levels: tuple[Level, ...]
-    firing: tuple[Example, ...]
-    quiet: tuple[Example, ...]
+    quiet: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        problems = [*self._problems_of_text(), *self._problems_of_levels(), *self._untested()]
+        problems = [*self._problems_of_text(), *self._problems_of_levels()]
         if problems:
             raise CatalogError(f"{self.name}: {'; '.join(problems)}")
 
@@ -173,17 +173,6 @@ class Condition:
                 _ = level.parts
             except CatalogError as error:
                 problems.append(str(error))
-        return problems
-
-    def _untested(self) -> list[str]:
-        fired = {severity for example in self.firing for severity in example.fires}
-        problems = [
-            f"no firing example for {level.severity.value}"
-            for level in self.levels
-            if level.severity not in fired
-        ]
-        if not self.quiet or any(example.fires for example in self.quiet):
-            problems.append("there is at least one quiet example, and it fires nothing")
         return problems
 
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
-from mp_agent.alerting.duration_text import prometheus_duration
-from mp_agent.alerting.durations import BY_NAME, DURATIONS, Duration
+from mp_agent.alerting.durations import BY_NAME, DURATIONS, Duration, prometheus_duration
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.thresholds import BY_NAME as BY_THRESHOLD_NAME
 from mp_agent.catalog.thresholds import DEFAULTS, Threshold, bound_label, resolve

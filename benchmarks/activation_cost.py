@@ -20,14 +20,13 @@ import torch
 from benchmarks.machine import describe, markdown
 from benchmarks.step_overhead import HEADER, Comparison
 from benchmarks.training import EXPERTS_CHOSEN, Training, add_arguments, chosen_training
-from mp_agent.probe.activations.modules import OutputModules
-from mp_agent.probe.activations.sampling import ActivationSampling
-from mp_agent.probe.attention.sampling import AttentionSampling
-from mp_agent.probe.fp8.layers import Fp8Layers
-from mp_agent.probe.fp8.sampling import Fp8Sampling
-from mp_agent.probe.isolation.guard import Guard
-from mp_agent.probe.routers.gates import Gates
-from mp_agent.probe.routers.sampling import RouterSampling
+from mp_agent.probe.instruments.activation_modules import OutputModules
+from mp_agent.probe.instruments.activations import ActivationSampling
+from mp_agent.probe.instruments.attention import AttentionSampling
+from mp_agent.probe.instruments.fp8 import Fp8Layers, Fp8Sampling
+from mp_agent.probe.instruments.router_gates import Gates
+from mp_agent.probe.instruments.routers import RouterSampling
+from mp_agent.probe.isolation import Guard
 from mp_agent.settings import Settings
 
 

@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from mp_agent.lint.api import check_paths
+from mp_agent.lint.runner import check_paths
 
 
 def main() -> None:

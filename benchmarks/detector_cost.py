@@ -11,8 +11,7 @@ from pathlib import Path
 
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.conditions import tracker
 from mp_agent.node.conditions.tracker import ConditionTracker

@@ -20,7 +20,7 @@ from benchmarks.step_overhead import interval
 from benchmarks.targets import Target, verdict
 from mp_agent.probe.statistics import GradientStatistics, for_device
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
-from mp_agent.probe.statistics.packed.statistics import PackedStatistics
+from mp_agent.probe.statistics.packed import PackedStatistics
 
 ELEMENTS = 100_000_000
 _BUSY_CYCLES = 20_000_000

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mp_agent.catalog.metric import Family, Sample, Snapshot
 from mp_agent.catalog.metrics import METRICS, Scope
-from mp_agent.catalog.snapshot import Family, Sample, Snapshot
-from mp_agent.exporters.otlp.conversion.resource import make_resource
-from mp_agent.exporters.otlp.environment import OtlpSignal, read_environment
-from mp_agent.exporters.otlp.signal_sources import MetricBatch, MetricSource
+from mp_agent.exporters.otlp.conversion.events import make_resource
+from mp_agent.exporters.otlp.environment import LogCapture, OtlpSignal, Redactor, read_environment
+from mp_agent.exporters.otlp.service import open_client
+from mp_agent.exporters.otlp.signal_pusher import MetricBatch, MetricSource
 from mp_agent.exporters.otlp.transport.client import Client
-from mp_agent.exporters.otlp.transport.client_factory import open_client
-from mp_agent.exporters.otlp.transport.redaction import LogCapture, Redactor
 
 SERIES, SMALL = 20_000, 2_000
 ROUNDS = 5

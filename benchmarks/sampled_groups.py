@@ -18,8 +18,8 @@ import torch
 
 from benchmarks.machine import describe, markdown
 from benchmarks.training import make_training
-from mp_agent.probe.identity.rank_identity import make_identity
 from mp_agent.probe.probe import Probe
+from mp_agent.probe.processes.rank_identity import make_identity
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 

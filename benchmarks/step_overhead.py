@@ -26,8 +26,8 @@ from torch.nn.utils import get_total_norm
 from benchmarks.machine import describe, markdown
 from benchmarks.targets import Target, verdict
 from benchmarks.training import Training, add_arguments, chosen_training
-from mp_agent.probe.identity.rank_identity import make_identity
 from mp_agent.probe.probe import Probe
+from mp_agent.probe.processes.rank_identity import make_identity
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 

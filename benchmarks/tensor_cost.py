@@ -16,7 +16,7 @@ import torch
 
 import mp_agent
 from benchmarks.machine import describe, markdown
-from mp_agent.probe.tensors.statistics import tensor_row
+from mp_agent.probe.instruments.tensors import tensor_row
 
 _HEADER = ("tensor", "sum of squares", "measured", "ratio, median of the pairs")
 _SHAPES = ((64, 1024), (8, 512, 8192))

@@ -15,8 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from mp_agent.catalog.metric import Kind
-from mp_agent.catalog.snapshot import Family, HistogramValue, Sample, Snapshot
+from mp_agent.catalog.metric import Family, HistogramValue, Kind, Sample, Snapshot
 from mp_agent.records.text import as_utf8
 
 

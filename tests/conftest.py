@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.exporters.otlp.transport.redaction import LOGGERS
+from mp_agent.exporters.otlp.environment import LOGGERS
 from tests.e2e.observatory import Observatory, observatory
 from tools.host_name import host_name_problem
 from tools.servers import binaries

@@ -35,7 +35,7 @@ def for_every(
         def test() -> None:
             assert pairs
             problems = [f"{key}: {problem}" for key, one in pairs if (problem := _of(check, one))]
-            assert problems == []
+            assert problems == [], "\n".join(problems)
 
         update_wrapper(test, check)
         # Otherwise pytest would look for a fixture with the name of the check's parameter.

@@ -1,42 +1,21 @@
-"""Tests stand where the module that they test stands."""
+"""Tests lie in the folder of the part that they test, or in one of their own subject."""
 
-from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
 _ROOT = Path(__file__).parents[1]
+_TOPS = ("agent", "alerting", "exporters", "grafana", "tools")
+_SUBJECTS = {"examples", "noise", "pages", "real_runs", "scenarios"}
 
 
-def test_tests_of_the_node_agent_mirror_its_modules() -> None:
-    tests = _ROOT / "tests" / "agent" / "node"
-    files = [path.relative_to(tests) for path in sorted(tests.rglob("test_*.py"))]
-    assert len(files) > 50
+def test_folders_of_tests_are_those_of_the_product() -> None:
+    folders = {path.parent for top in _TOPS for path in (_ROOT / "tests" / top).rglob("test_*.py")}
+    parts = [folder.relative_to(_ROOT / "tests") for folder in sorted(folders)]
+    assert len(parts) > 40
     strays = [
-        str(path)
-        for path in files
-        if path.parts[0] != "scenarios"
-        and not (_ROOT / "agent" / "node" / path.parent / path.name.removeprefix("test_")).is_file()
+        str(part)
+        for part in parts
+        if part.name not in _SUBJECTS
+        and not (_ROOT / part).is_dir()
+        and not (_ROOT / part).with_suffix(".py").is_file()
     ]
     assert strays == []
-
-
-@pytest.mark.parametrize("top", ["agent", "alerting", "exporters", "grafana", "tools"])
-def test_a_test_with_the_name_of_a_module_stands_in_the_folder_of_that_module(top: str) -> None:
-    folders = defaultdict(set)
-    for path in (_ROOT / top).rglob("*.py"):
-        folders[f"test_{path.name}"].add(path.parent.relative_to(_ROOT / top))
-    tests = _ROOT / "tests" / top
-    files = [path.relative_to(tests) for path in sorted(tests.rglob("test_*.py"))]
-    assert any(path.parent in folders[path.name] for path in files)
-    strays = {
-        str(path): sorted(map(str, folders[path.name]))
-        for path in files
-        if folders[path.name] and path.parent not in folders[path.name] | _scenarios(path)
-    }
-    assert strays == {}
-
-
-def _scenarios(path: Path) -> set[Path]:
-    """Return the test's own folder where it holds tests of a whole, by what happens."""
-    return {path.parent} if path.parent.name == "scenarios" else set()

@@ -15,11 +15,10 @@ from math import isfinite
 from pathlib import Path
 
 from mp_agent.alerting.values import values_in_force
-from mp_agent.backtest.labels import HEALTHY, LABELS, UNCLEAR, WRONG
 from mp_agent.backtest.log.training_log import Point, ReadOptions
-from mp_agent.backtest.many import Job, judge_all, split
+from mp_agent.backtest.options import HEALTHY, LABELS, UNCLEAR, WRONG, Job, judge_all, split
 from mp_agent.backtest.readers.find import Source, read_logs
-from mp_agent.backtest.report.text import number
+from mp_agent.backtest.report.terminal import number
 from mp_agent.backtest.results import Alert, RunResult
 
 ROOT = Path(__file__).parent.parent

@@ -6,16 +6,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from mp_agent.advice.choose.candidates import candidates_for, ruled_out
-from mp_agent.advice.choose.estimates import odd_modules, speed_estimate, training_memory
-from mp_agent.advice.choose.optimizer import adam_epsilon, clip_norm
-from mp_agent.advice.choose.settings import settings_for
-from mp_agent.advice.environment import Environment
-from mp_agent.advice.measure.activations import measure_saved
-from mp_agent.advice.measure.gradients import GradientMeasurement, MeasuredGradients
-from mp_agent.advice.measure.hardware import capability_of, read_environment
-from mp_agent.advice.measure.products import measure_products
-from mp_agent.advice.plan import PRECISIONS, PrecisionPlan
+from mp_agent.advice.choose import (
+    adam_epsilon,
+    candidates_for,
+    clip_norm,
+    odd_modules,
+    ruled_out,
+    settings_for,
+    speed_estimate,
+    training_memory,
+)
+from mp_agent.advice.measure.products import capability_of, measure_products, read_environment
+from mp_agent.advice.measure.steps import GradientMeasurement, MeasuredGradients, measure_saved
+from mp_agent.advice.plan import PRECISIONS, Environment, PrecisionPlan
 from mp_agent.advice.report.model import (
     GOALS,
     ConsideredPrecision,
@@ -25,7 +28,7 @@ from mp_agent.advice.report.model import (
     Recommendation,
     TrainingMemory,
 )
-from mp_agent.advice.training.workload import (
+from mp_agent.advice.training import (
     Workload,
     required_count,
     required_positive,

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import click
 
-from mp_agent.advice.report.document import as_json
-from mp_agent.advice.report.model import GOALS, Recommendation
+from mp_agent.advice.report.model import GOALS, Recommendation, as_json
 from mp_agent.advice.report.terminal import print_recommendation
-from mp_agent.compare.progress import progress_bar
-from mp_agent.compare.target import is_target, load_target
+from mp_agent.compare.target import is_target, load_target, progress_bar
 from mp_agent.errors import AdviceError, MpAgentError
 from mp_agent.output import Console, write_whole
 

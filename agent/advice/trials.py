@@ -4,16 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from mp_agent.advice.choose.estimates import kept_ratio
-from mp_agent.advice.choose.exponents import ExponentCounts
-from mp_agent.advice.choose.scale import LOST_MAX, initial_scale
-from mp_agent.advice.measure.gradients import MeasuredGradients
-from mp_agent.advice.measure.outputs import measure_outputs_rms
+from mp_agent.advice.choose import LOST_MAX, ExponentCounts, initial_scale, kept_ratio
+from mp_agent.advice.measure.steps import MeasuredGradients, measure_outputs_rms
 from mp_agent.advice.report.model import MatrixProduct
-from mp_agent.advice.training.workload import Workload
+from mp_agent.advice.training import Workload
 from mp_agent.compare.api import Progress, compare
+from mp_agent.compare.execution.calls import Task
 from mp_agent.compare.execution.session import run_alone
-from mp_agent.compare.execution.task import Task
 from mp_agent.compare.formats import BY_NAME
 from mp_agent.compare.report.model import CandidateComparison
 from mp_agent.compare.report.text import percent, scientific

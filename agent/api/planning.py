@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mp_agent.advice.report.model import Recommendation
     from mp_agent.compare.report.model import PrecisionReport
     from mp_agent.evaluate.report.model import PlanEvaluation
-    from mp_agent.lint.results import CheckReport
+    from mp_agent.lint.finding import CheckReport
 
 
 def check(
@@ -33,7 +33,7 @@ def check(
 
     Raises SettingError, naming the path, the code or the setting that is wrong.
     """
-    from mp_agent.lint.api import check_paths
+    from mp_agent.lint.runner import check_paths
 
     return check_paths(paths, select=select, ignore=ignore, jobs=jobs)
 
@@ -82,7 +82,7 @@ def compare_precision(
     compared, such as sharded models, and whatever the reference's own run raises.
     """
     from mp_agent.compare.api import compare
-    from mp_agent.compare.progress import progress_bar
+    from mp_agent.compare.target import progress_bar
 
     with progress_bar(progress) as bar:
         return compare(
@@ -133,7 +133,7 @@ def recommend(
     loss or gradients are not finite in FP32; CompareError for models that cannot be copied.
     """
     from mp_agent.advice.api import recommend_plan
-    from mp_agent.compare.progress import progress_bar
+    from mp_agent.compare.target import progress_bar
 
     with progress_bar(progress) as bar:
         return recommend_plan(
@@ -173,7 +173,7 @@ def evaluate_plan(
     Raises AdviceError (a ValueError), naming the argument, for wrong ones; CompareError for models
     that cannot be copied; and whatever the training itself raises.
     """
-    from mp_agent.compare.progress import progress_bar
+    from mp_agent.compare.target import progress_bar
     from mp_agent.evaluate.api import measure_plan
 
     with progress_bar(progress) as bar:

@@ -8,24 +8,25 @@ from typing import Any
 
 import click
 
-from mp_agent.backtest.compare import Difference, differences
-from mp_agent.backtest.labels import label_of, read_labels
-from mp_agent.backtest.many import Job, split
 from mp_agent.backtest.options import (
+    Job,
     judge_with_bar,
+    label_of,
     log_options,
+    read_labels,
     read_options,
+    split,
     values_of,
 )
 from mp_agent.backtest.readers.find import expand
-from mp_agent.backtest.report.document import as_json
-from mp_agent.backtest.report.html.page import as_html
+from mp_agent.backtest.report.page import as_html
 from mp_agent.backtest.report.terminal import (
+    as_json,
     print_backtest,
     print_differences,
     print_failures,
 )
-from mp_agent.backtest.results import SEVERITIES, Failure, RunResult
+from mp_agent.backtest.results import SEVERITIES, Difference, Failure, RunResult, differences
 from mp_agent.errors import LogError
 from mp_agent.output import WRONG_USE, Console, refuse, write_whole
 

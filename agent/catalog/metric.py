@@ -1,6 +1,6 @@
-"""What a metric record says, and how its Prometheus name follows from its OpenTelemetry name."""
+"""Metric records, their Prometheus names, and snapshots of their values."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -114,3 +114,42 @@ class Metric:
     def label_names(self) -> tuple[str, ...]:
         """All labels of a sample: of the scope, the metric's own, then those that may be empty."""
         return (*self.scope.value, *self.labels, *self.optional_labels)
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramValue:
+    """Cumulative counts per upper bound (the last bound is +Inf), and the sum of what was seen."""
+
+    bounds: tuple[float, ...]
+    cumulative_counts: tuple[int, ...]
+    sum: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One series: label values in the order of `Metric.label_names`, and its finite value.
+
+    An optional label that the series lacks is empty, which means absent.
+    """
+
+    labels: tuple[str, ...]
+    value: float | HistogramValue
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric with all its series."""
+
+    metric: Metric
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything the agent exports at one moment."""
+
+    families: tuple[Family, ...] = ()
+    time_unix_seconds: float = 0.0
+
+    def __iter__(self) -> Iterator[Family]:
+        return iter(self.families)

@@ -7,12 +7,10 @@ import click
 
 from mp_agent.backtest.options import period_options
 from mp_agent.compare.formats import BY_NAME, DEFAULT_NAMES, REFERENCES
-from mp_agent.compare.progress import progress_bar
-from mp_agent.compare.report.document import as_json
-from mp_agent.compare.report.model import PrecisionReport
-from mp_agent.compare.report.terminal import print_report
+from mp_agent.compare.report.model import PrecisionReport, as_json
+from mp_agent.compare.report.text import print_report
 from mp_agent.compare.runs.command import compare_runs, compare_scraped_runs
-from mp_agent.compare.target import is_target, load_target
+from mp_agent.compare.target import is_target, load_target, progress_bar
 from mp_agent.errors import CompareError, MpAgentError
 from mp_agent.output import Console, refuse, write_whole
 

@@ -1,12 +1,17 @@
-"""Finds what is compared: `script.py:make_model` or `package.module:make_model`."""
+"""What the commands before a run share: `script.py:function`, and a progress bar."""
 
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
 from mp_agent.errors import CompareError
+from mp_agent.output import Console
 
 
 def is_target(text: str) -> bool:
@@ -60,3 +65,40 @@ def _module(place: str) -> Any:
     except Exception as error:
         raise CompareError(f"{place}: raised {type(error).__name__}: {error}") from error
     return module
+
+
+@contextmanager
+def progress_bar(shown: bool | None = None) -> "Iterator[ProgressBar]":
+    """Show a bar while a comparison runs; shown: None for only on a terminal."""
+    console = Console(file=sys.stderr)
+    visible = console.is_terminal if shown is None else shown
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not visible) as progress:
+        yield ProgressBar(progress)
+
+
+class ProgressBar:
+    """One line for each thing that is done with a candidate."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[tuple[str, str], TaskID] = {}
+        self._longest: dict[str, int] = {}
+        self._current: tuple[str, str] | None = None
+
+    def __call__(self, candidate: str, stage: str, count: int) -> None:
+        """Show how many calls or trials are over; a total is known from earlier candidates."""
+        key = (candidate, stage)
+        if key != self._current:
+            self._finish()
+            self._current = key
+            total = self._longest.get(stage)
+            self._tasks[key] = self._progress.add_task(f"{candidate}: {stage}", total=total)
+        self._longest[stage] = max(count, self._longest.get(stage, 0))
+        self._progress.update(self._tasks[key], completed=count)
+
+    def _finish(self) -> None:
+        if self._current is not None:
+            done = self._tasks[self._current]
+            completed = next(t.completed for t in self._progress.tasks if t.id == done)
+            self._progress.update(done, total=completed)

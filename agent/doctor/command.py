@@ -9,9 +9,8 @@ from typing import Any
 import click
 from rich.text import Text
 
-from mp_agent.doctor.check_result import CheckResult, CheckStatus
 from mp_agent.doctor.checks import Check, examine
-from mp_agent.doctor.machine import Machine, settings_and_ignored
+from mp_agent.doctor.machine import CheckResult, CheckStatus, Machine, settings_and_ignored
 from mp_agent.errors import SourceError
 from mp_agent.inputs.addresses import address_of, shown_address
 from mp_agent.node.leftovers import clear_leftovers

@@ -1,12 +1,15 @@
-"""The subject of the checks: settings, shared memory, node agents of this machine, Prometheus.
+"""The machine and jobs that `mp-agent doctor` looks at, and what a check says of them.
 
+The subject of the checks: settings, shared memory, node agents of this machine, Prometheus.
 Each part is read once, when a check first needs it.
 """
 
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
@@ -14,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from mp_agent.alerting.site import usable_values
-from mp_agent.doctor.captured_logs import captured_warnings
 from mp_agent.doctor.fetch import fetch_from_agent
 from mp_agent.errors import RingError
 from mp_agent.inputs.addresses import shown_address
@@ -23,8 +25,61 @@ from mp_agent.records.schema import RankIdentity
 from mp_agent.ring import locations
 from mp_agent.ring.locations import AgentStatus
 from mp_agent.ring.reader import RingReader
-from mp_agent.ring.root_note import RootNote, read_root_note
+from mp_agent.ring.run_files import RootNote, read_root_note
 from mp_agent.settings import Settings, load_settings
+
+
+@contextmanager
+def captured_warnings(log: logging.Logger) -> Iterator[list[str]]:
+    """Collect the messages of level WARNING and above of a logger and its children."""
+    messages: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    collector, propagate = Collector(logging.WARNING), log.propagate
+    log.addHandler(collector)
+    log.propagate = False
+    try:
+        yield messages
+    finally:
+        log.propagate = propagate
+        log.removeHandler(collector)
+
+
+class CheckStatus(Enum):
+    """Status of a check result."""
+
+    OK = "ok"
+    WRONG = "wrong"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One result of a check."""
+
+    verdict: CheckStatus
+    text: str
+    remedy: str = ""
+    """Empty if nothing is to be done."""
+
+
+def ok(text: str) -> CheckResult:
+    """Return a result for something that is in order."""
+    return CheckResult(CheckStatus.OK, text)
+
+
+def wrong(text: str, remedy: str) -> CheckResult:
+    """Return a result for a problem, with its remedy."""
+    return CheckResult(CheckStatus.WRONG, text, remedy)
+
+
+def unknown(text: str, remedy: str = "") -> CheckResult:
+    """Return a result for something that cannot be determined."""
+    return CheckResult(CheckStatus.UNKNOWN, text, remedy)
+
 
 _SUPERVISED = "exec-*"
 """Directories in which `mp-agent exec` keeps the runs of its job."""

@@ -8,11 +8,9 @@ import click
 
 from mp_agent.advice.plan import PRECISIONS, PrecisionPlan, plan_of_json
 from mp_agent.advice.report.model import GOALS
-from mp_agent.compare.progress import progress_bar
-from mp_agent.compare.target import is_target, load_target
+from mp_agent.compare.target import is_target, load_target, progress_bar
 from mp_agent.errors import AdviceError, MpAgentError
-from mp_agent.evaluate.report.document import as_json
-from mp_agent.evaluate.report.model import PlanEvaluation
+from mp_agent.evaluate.report.model import PlanEvaluation, as_json
 from mp_agent.evaluate.report.terminal import print_evaluation
 from mp_agent.output import Console, write_whole
 
@@ -139,7 +137,7 @@ def _evaluate(
         raise AdviceError(f"{target}: is no script.py:function")
     # Only here: the help needs no torch.
     from mp_agent.advice.api import recommend_plan
-    from mp_agent.advice.training.workload import batches_of
+    from mp_agent.advice.training import batches_of
     from mp_agent.evaluate.api import measure_plan
 
     model, batch, loss = load_target(target)

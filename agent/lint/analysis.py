@@ -10,18 +10,27 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from mp_agent.lint.finding import CodeFinding
+from mp_agent.lint.finding import CodeFinding, InternalError, Problem, Rule
 from mp_agent.lint.interpret.interpreter import trace_function, trace_module
-from mp_agent.lint.interpret.modules import RELEVANT, ModuleInfo, module_info
-from mp_agent.lint.interpret.project import Project, imported_names, module_name
-from mp_agent.lint.interpret.trace import Trace
-from mp_agent.lint.results import InternalError
-from mp_agent.lint.rule import Problem, Rule
+from mp_agent.lint.interpret.modules import (
+    RELEVANT,
+    ModuleInfo,
+    Project,
+    imported_names,
+    module_info,
+    module_name,
+)
+from mp_agent.lint.interpret.values import Trace
 from mp_agent.lint.rules import RULES
-from mp_agent.lint.source.files import UnreadableSource, decoded, read_bytes
-from mp_agent.lint.source.notebook import NotebookText, notebook_text
-from mp_agent.lint.source.suppressions import Suppressions
-from mp_agent.lint.source.text import SourceText
+from mp_agent.lint.source import (
+    NotebookText,
+    SourceText,
+    Suppressions,
+    UnreadableSource,
+    decoded,
+    notebook_text,
+    read_bytes,
+)
 
 _SIXTEEN_BITS = frozenset({"autocast", "float16", "bfloat16", "half"})
 TRAINING = re.compile(r"backward\(|unscale_|[Ss]caler|autocast")

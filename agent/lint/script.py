@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from mp_agent.errors import SettingError
-from mp_agent.lint.discovery import relative
-from mp_agent.lint.interpret.project import Project, imported_names, module_file, search_root
-from mp_agent.lint.results import CheckReport
-from mp_agent.lint.runner import run
-from mp_agent.lint.settings import load_settings
+from mp_agent.lint.finding import CheckReport
+from mp_agent.lint.interpret.modules import Project, imported_names, module_file, search_root
+from mp_agent.lint.runner import load_settings, relative, run
 
 FILES_MAX = 200
 CPU_SECONDS_MAX = 60

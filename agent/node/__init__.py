@@ -16,8 +16,7 @@ The packages, in the order in which a step passes them (see `run.run.Run.poll`):
 * `export` takes snapshots for scrapes and pushes, and provides service discovery.
 * `commands` are the subcommands of `mp-agent` that start, wrap or ask a node agent.
 
-`main` configures the process and runs `agent`, the loop. `registry` holds the runs, each with its
-`supervisor` (lock, status file, removal); `leftovers` removes files of killed jobs. `services` and
-`shutdown` start and stop what runs in the loop; `endpoint`, `tls` and `logs` configure its port,
-its TLS contexts and its log.
+`main` configures the process and runs `agent`, the loop, with what starts and stops in it.
+`registry` holds the runs, each with its lock, status file and removal; `leftovers` removes files of
+killed jobs. `endpoint`, `tls` and `logs` configure its port, its TLS contexts and its log.
 """

@@ -1,29 +1,138 @@
-"""The node agent's loop: poll the rings, serve metrics, end when the runs are over."""
+"""The node agent's loop: what runs in it, and how it ends."""
 
+import asyncio
 import logging
+import os
+import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 from mp_agent.node.endpoint import Endpoint
-from mp_agent.node.export.otlp import OtlpPush
+from mp_agent.node.export.push import OtlpPush, TrackerService
 from mp_agent.node.export.service_discovery import ServiceDiscovery
 from mp_agent.node.export.snapshots import SnapshotProvider
-from mp_agent.node.export.trackers import TrackerService
 from mp_agent.node.flight.service import FlightService
-from mp_agent.node.http.port import PortOpener
-from mp_agent.node.http.scrapers import ScrapeLog
-from mp_agent.node.http.server import Exposure, MetricsServer
+from mp_agent.node.http.server import Exposure, MetricsServer, PortOpener
+from mp_agent.node.http.status import ScrapeLog
 from mp_agent.node.leftovers import clear_leftovers
 from mp_agent.node.registry import RunRegistry
 from mp_agent.node.run.script_check import ScriptChecks
-from mp_agent.node.services import Services
-from mp_agent.node.shutdown import Shutdown
 from mp_agent.node.transport.root_address import advertised
 from mp_agent.node.transport.service import PushService
 from mp_agent.records.views import ExportAccount
 from mp_agent.settings import Settings
 
+
+class Shutdown:
+    """Handles SIGTERM and SIGINT: stops at once, or after a grace period."""
+
+    def __init__(self, linger_seconds: float) -> None:
+        self.deadline_seconds: float | None = None
+        """Monotonic end of the grace period; None until a stop was requested."""
+        self._linger_seconds = linger_seconds
+        self._lingers = False
+        self._parent_pid: int | None = None
+        self._stop = asyncio.Event()
+
+    @property
+    def due(self) -> bool:
+        """Whether to stop now, whatever is pending."""
+        late = self.deadline_seconds is not None and time.monotonic() >= self.deadline_seconds
+        return late or self._stop.is_set()
+
+    def linger_on_signal(self, *, with_parent: bool) -> None:
+        """Let the first stop request start a grace period of `linger_seconds`.
+
+        A sidecar is often stopped together with the job, and is still needed until the job's end
+        was seen and scraped. with_parent: the end of the parent process is a stop request, too.
+        """
+        self._lingers = True
+        self._parent_pid = os.getppid() if with_parent else None
+
+    def install_signal_handlers(self) -> None:
+        """Install the handlers; called in the running loop."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._request)
+        loop.add_signal_handler(signal.SIGINT, self._stop.set)
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep unless stopped; then check whether the parent process still exists."""
+        try:
+            await asyncio.wait_for(self._stop.wait(), seconds)
+        except asyncio.TimeoutError:
+            orphaned = self._parent_pid is not None and os.getppid() != self._parent_pid
+            if orphaned and self.deadline_seconds is None:
+                self._request()
+
+    def _request(self) -> None:
+        if self._lingers and self.deadline_seconds is None:
+            self.deadline_seconds = time.monotonic() + self._linger_seconds
+        else:
+            self._stop.set()
+
+
 log = logging.getLogger("mp_agent.node")
+
+
+class Service(Protocol):
+    """Started and stopped by the node agent, and called in each iteration of its loop.
+
+    All calls come from the agent's asyncio loop; none may block it.
+    """
+
+    def start(self) -> None:
+        """Start; the asyncio loop is running."""
+
+    def tick(self, now_seconds: float) -> None:
+        """Do what is due. Called after every poll of the rings, several times a second."""
+
+    async def stop(self, deadline_seconds: float) -> None:
+        """Send or write pending data and stop, by `deadline_seconds` on the monotonic clock."""
+
+
+class Services:
+    """Several services as one; a failure is logged once and does not affect the others."""
+
+    def __init__(self, services: Iterable[Service]) -> None:
+        self._services = list(services)
+        self._failures: set[tuple[Service, str]] = set()
+
+    def start(self) -> None:
+        """Start all."""
+        for service in self._services:
+            self._try(service, "start")
+
+    def tick(self, now_seconds: float) -> None:
+        """Call each of them."""
+        for service in self._services:
+            self._try(service, "tick", now_seconds)
+
+    async def stop(self, deadline_seconds: float) -> None:
+        """Stop all concurrently; what is not done by the deadline is cancelled."""
+        loop = asyncio.get_running_loop()
+        ends = [loop.create_task(service.stop(deadline_seconds)) for service in self._services]
+        if not ends:
+            return
+        # Slightly more than the services' own deadline, so that cancelling is the exception.
+        limit_seconds = max(deadline_seconds - loop.time(), 0.0) + 0.5
+        _, late = await asyncio.wait(ends, timeout=limit_seconds)
+        for task in late:
+            task.cancel()
+        results = await asyncio.gather(*ends, return_exceptions=True)
+        for service, result in zip(self._services, results, strict=True):
+            if isinstance(result, BaseException):
+                log.error("%s failed to stop: %r", type(service).__name__, result)
+
+    def _try(self, service: Service, call: str, *arguments: float) -> None:
+        try:
+            getattr(service, call)(*arguments)
+        except Exception:
+            if (service, call) not in self._failures:
+                self._failures.add((service, call))
+                log.exception("%s: %s failed", type(service).__name__, call)
+
 
 POLL_INTERVAL_SECONDS = 0.2
 CLEARING_INTERVAL_SECONDS = 10.0

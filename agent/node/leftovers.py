@@ -9,14 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from mp_agent.errors import RingError
-from mp_agent.node.flight.requests import forget_requests
+from mp_agent.node.flight.service import forget_requests
+from mp_agent.node.run.launches import remove_ring
 from mp_agent.node.run.ledger import read_ledger
-from mp_agent.node.run.ring_finder import remove_ring
 from mp_agent.ring import locations
-from mp_agent.ring.conditions_file import conditions_path
 from mp_agent.ring.files import open_and_lock
 from mp_agent.ring.reader import RingReader
-from mp_agent.ring.root_note import root_note_path
+from mp_agent.ring.run_files import conditions_path, root_note_path
 
 log = logging.getLogger("mp_agent.node")
 

@@ -9,7 +9,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from mp_agent.errors import RingError
 from mp_agent.inputs.addresses import shown_message
-from mp_agent.inputs.texts import printable
+from mp_agent.inputs.files import printable
 from mp_agent.ring.files import make_private_directory
 
 _BYTES_MAX = 1_000_000

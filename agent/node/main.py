@@ -13,7 +13,7 @@ from mp_agent.node.agent import NodeAgent
 from mp_agent.node.logs import log_to_file, log_to_stderr
 from mp_agent.ring.files import open_standard_streams
 from mp_agent.settings import Settings
-from mp_agent.settings.handover import receive_settings
+from mp_agent.settings.load import receive_settings
 
 log = logging.getLogger("mp_agent.node")
 

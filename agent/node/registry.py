@@ -1,4 +1,4 @@
-"""The runs that a node agent watches: added when they appear, removed when they are over."""
+"""The runs of this node, each with its lock, its ledger, its status file and its end."""
 
 import logging
 import os
@@ -8,17 +8,186 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mp_agent.errors import RingError
-from mp_agent.node.conditions.tracker import Listener
+from mp_agent.node.conditions.messages import Listener
 from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.flight.service import FlightService
-from mp_agent.node.leftovers import remove_empty, unlink
+from mp_agent.node.http.status import ScrapeLog
+from mp_agent.node.leftovers import remove_empty, remove_files, unlink
 from mp_agent.node.run.run import Run
-from mp_agent.node.supervisor import RunSupervisor
+from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.ring.files import make_private_directory
+from mp_agent.ring.run_files import read_root_note, root_note_path
 from mp_agent.settings import Settings, default_directory
 
 log = logging.getLogger("mp_agent.node")
+
+COMMIT_INTERVAL_SECONDS = 1.0
+FIRST_RING_SECONDS = 60.0
+"""Time to wait for the first ring of a run."""
+
+
+class RunSupervisor:
+    """Supervises a run from its first ring to the end of the linger period."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        lock_fd: int,
+        settings: Settings,
+        *,
+        setting_errors: int,
+        now_seconds: float,
+    ) -> None:
+        """Supervise a run whose lock this process holds as `lock_fd`."""
+        self.run = Run(run_dir, settings, setting_errors=setting_errors)
+        self._lock_fd = lock_fd
+        self._linger_seconds = settings.linger_seconds
+        self._started_seconds = now_seconds
+        self._started_unix_ns = time.time_ns()
+        self._committed_seconds = now_seconds
+        self._ended_since_seconds: float | None = None
+        earlier = locations.read_status(run_dir)
+        self._scrapes_total = earlier.scrapes_total if earlier else 0
+        self._pushes_before = earlier.pushes_total if earlier else 0
+        self.earlier_port = earlier.port if earlier else 0
+        """Port of the previous node agent; 0 if there was none."""
+        self._final_seen = False
+        self._final_seen_by: set[str] = set()
+        self._published: locations.AgentStatus | None = None
+        self._failures: set[str] = set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether all local ranks have ended."""
+        return self._ended_since_seconds is not None
+
+    def poll(self, now_seconds: float) -> None:
+        """Update the account. A failure is logged once per kind; supervision continues."""
+        try:
+            self.run.poll(now_seconds)
+            self._note_end(now_seconds)
+            if now_seconds - self._committed_seconds >= COMMIT_INTERVAL_SECONDS:
+                self.commit(now_seconds)
+        except Exception as error:
+            kind = type(error).__name__
+            if kind not in self._failures:
+                self._failures.add(kind)
+                log.exception("run %s: polling the rings failed", self.run.name)
+
+    def commit(self, now_seconds: float) -> None:
+        """Write the account to the ledger."""
+        self.run.commit()
+        self._committed_seconds = now_seconds
+
+    def record_scrape(self, scraper: str, *, final: bool) -> None:
+        """Count a delivered scrape; final: whether it showed the end of the run."""
+        self._scrapes_total += 1
+        if final and self.ended:
+            self._final_seen = True
+            self._final_seen_by.add(scraper)
+
+    def final_exported(self, scrapes: ScrapeLog, now_seconds: float) -> bool:
+        """Return whether the end was scraped by all regular scrapers, and by one at least."""
+        self._final_seen_by &= scrapes.names
+        awaited = scrapes.regulars(now_seconds) - self._final_seen_by
+        return self.ended and self._final_seen and not awaited
+
+    def needed(self, scrapes: ScrapeLog, now_seconds: float) -> bool:
+        """Return whether data of the run was not delivered yet."""
+        if not self.ended:
+            return self.run.seen
+        return self._scrapes_total > 0 and not self.final_exported(scrapes, now_seconds)
+
+    def over(self, now_seconds: float) -> bool:
+        """Return whether the linger period is over, or the run never began."""
+        if not self.run.seen:
+            return now_seconds - self._started_seconds >= FIRST_RING_SECONDS
+        since = self._ended_since_seconds
+        return since is not None and now_seconds - since >= self._linger_seconds
+
+    def publish(
+        self,
+        endpoint: Endpoint | None,
+        *,
+        final_exported: bool,
+        otlp_pending: bool = False,
+        pushes_total: int = 0,
+        final_pushed: bool = False,
+        advertise: str = "",
+    ) -> None:
+        """Write the status file if it has changed.
+
+        pushes_total: reports of this agent that the root accepted; advertise: see `AgentStatus`.
+        """
+        status = locations.AgentStatus(
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            port=endpoint.port if endpoint else 0,
+            url=endpoint.url if endpoint else "",
+            scrapes_total=self._scrapes_total,
+            final_exported=final_exported,
+            otlp_pending=otlp_pending,
+            started_unix_ns=self._started_unix_ns,
+            advertise=advertise,
+            pushes_total=self._pushes_before + pushes_total,
+            final_pushed=final_pushed,
+        )
+        if status == self._published:
+            return
+        try:
+            locations.write_status(self.run.run_dir, status)
+        except OSError as error:
+            if str(error) not in self._failures:
+                self._failures.add(str(error))
+                log.warning("status of run %s cannot be written: %s", self.run.name, error)
+            return
+        self._published = status
+
+    def remove(self) -> bool:
+        """Delete all files of a run that is over, and release it.
+
+        Returns False, and keeps the run, if a new attempt has appeared meanwhile.
+        """
+        run_dir = self.run.run_dir
+        self.run.remove_rings()
+        remove_files(run_dir, self.run.known_rings)
+        self._remove_note()
+        self._published = None
+        if self.run.has_new_rings():
+            return False
+        unlink(locations.agent_lock_path(run_dir))
+        self.release()
+        remove_empty(run_dir)
+        if run_dir.parent == default_directory():
+            remove_empty(run_dir.parent)
+        return True
+
+    def release(self) -> None:
+        """Release the run, leaving its files to the next node agent."""
+        self.run.close()
+        os.close(self._lock_fd)
+
+    def _remove_note(self) -> None:
+        """Delete the note of the root address, unless it is of an attempt that has just begun."""
+        note = read_root_note(self.run.run_dir)
+        if note is None or not self.run.seen or note.asked_by_unix_ns in self.run.created_unix_ns:
+            unlink(root_note_path(self.run.run_dir))
+
+    def _note_end(self, now_seconds: float) -> None:
+        if self.run.end is EndReason.RUNNING:
+            self._ended_since_seconds = None
+            self._final_seen = False
+            self._final_seen_by.clear()
+        elif self._ended_since_seconds is None:
+            self._ended_since_seconds = now_seconds
+            log.info("run %s: ended, %s", self.run.name, self.run.end.name.lower())
+            if missing := self.run.missing_rows:
+                log.warning(
+                    "run %s: %d rows of other nodes have not come, and count as dropped records",
+                    self.run.name,
+                    missing,
+                )
 
 
 class RunRegistry:

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn, optim
 
 from mp_agent.probe.attachment import Attachment
-from mp_agent.probe.guard.checkpoint_callbacks import CheckpointCallback
-from mp_agent.probe.identity.process_group import group_of, members_of
+from mp_agent.probe.instruments.tensors import tensor_collections
 from mp_agent.probe.placement import declarations
-from mp_agent.probe.processes.condition_callbacks import ConditionCallback
-from mp_agent.probe.recording.tensor_collections import tensor_collections
-from mp_agent.records.reduction.global_statistics import GlobalStatistics
+from mp_agent.probe.processes.callbacks import CheckpointCallback, ConditionCallback
+from mp_agent.probe.processes.launchers import group_of, members_of
+from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.ring.interruptions import pass_on
 from mp_agent.settings import load_settings
 

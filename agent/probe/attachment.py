@@ -9,17 +9,24 @@ from functools import partial
 import torch.distributed as dist
 from torch import nn, optim
 
-from mp_agent.probe.guard.checkpoint_callbacks import CheckpointCallback, CheckpointCallbacks
-from mp_agent.probe.identity.process_group import Members
-from mp_agent.probe.identity.rank_identity import ranks_are_known
 from mp_agent.probe.placement import world_size
 from mp_agent.probe.probe import Probe
-from mp_agent.probe.processes.condition_callbacks import ConditionCallback, ConditionCallbacks
-from mp_agent.probe.processes.exit import ExitHandler, wait_for_export
-from mp_agent.probe.processes.kernel_compiler import KernelCompiler
-from mp_agent.probe.processes.node_agent import NodeAgentLauncher, RootSearch, searches_root
-from mp_agent.probe.processes.signals import SignalLog
-from mp_agent.probe.rank_ring import RankRing, RankRingFactory
+from mp_agent.probe.processes.callbacks import (
+    CheckpointCallback,
+    CheckpointCallbacks,
+    ConditionCallback,
+    ConditionCallbacks,
+)
+from mp_agent.probe.processes.exit import ExitHandler, SignalLog, wait_for_export
+from mp_agent.probe.processes.launchers import Members
+from mp_agent.probe.processes.node_agent import (
+    KernelCompiler,
+    NodeAgentLauncher,
+    RootSearch,
+    searches_root,
+)
+from mp_agent.probe.processes.rank_identity import ranks_are_known
+from mp_agent.probe.ring_connection import RankRing, RankRingFactory
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.ring.interruptions import pass_on

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from mp_agent.probe.identity.world import describe_ranks
+from mp_agent.probe.processes.launchers import describe_ranks
 from mp_agent.ring.files import beyond_standard_streams
 from mp_agent.ring.interruptions import pass_on
 

@@ -10,36 +10,30 @@ from torch.optim import Optimizer
 
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.probe import accelerator, hooks, placement
-from mp_agent.probe.activations.sampling import ActivationSampling
-from mp_agent.probe.activations.step import StepActivations
-from mp_agent.probe.attention.sampling import AttentionSampling
-from mp_agent.probe.attention.step import StepAttention
-from mp_agent.probe.fp8.sampling import Fp8Sampling
-from mp_agent.probe.fp8.step import StepFp8
-from mp_agent.probe.guard.decision.agreement import Agreement
-from mp_agent.probe.guard.policies.requests import Requests
+from mp_agent.probe.guard.outcome import Agreement
+from mp_agent.probe.guard.slow_policies import Requests
 from mp_agent.probe.guard.training_guard import TrainingGuard
-from mp_agent.probe.hooks.optimization import updates
-from mp_agent.probe.isolation.guard import Guard
-from mp_agent.probe.local_gradients.step import LocalGradients
+from mp_agent.probe.hooks import updates
+from mp_agent.probe.hooks.phases import install_teardown
+from mp_agent.probe.instruments.activations import ActivationSampling, StepActivations
+from mp_agent.probe.instruments.attention import AttentionSampling, StepAttention
+from mp_agent.probe.instruments.fp8 import Fp8Sampling, StepFp8
+from mp_agent.probe.instruments.local_gradients import LocalGradients
+from mp_agent.probe.instruments.routers import RouterSampling, StepRouters
+from mp_agent.probe.instruments.tensors import WatchedTensors
+from mp_agent.probe.isolation import Guard
 from mp_agent.probe.meeting import Meeting
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, main_script
 from mp_agent.probe.recording.contained_recorder import ContainedRecorder
-from mp_agent.probe.recording.forward_pass import ForwardPart, ForwardPass
-from mp_agent.probe.recording.forward_start import ForwardStart
-from mp_agent.probe.reduction.group_reduction import GroupReduction
-from mp_agent.probe.reports import ProbeReports
-from mp_agent.probe.ring_connection import RingConnection
-from mp_agent.probe.routers.sampling import RouterSampling
-from mp_agent.probe.routers.step import StepRouters
-from mp_agent.probe.step.parts import StepParts
-from mp_agent.probe.step.phases import PhaseMarks
-from mp_agent.probe.tensors.watched import WatchedTensors
+from mp_agent.probe.recording.step_measurement import ForwardPart, ForwardPass, ForwardStart
+from mp_agent.probe.reduction import GroupReduction
+from mp_agent.probe.ring_connection import ProbeReports, RingConnection
+from mp_agent.probe.step.phases import PhaseMarks, StepParts
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.step_tracker import StepTracker
-from mp_agent.records.reduction.global_statistics import GlobalStatistics
-from mp_agent.records.reduction.reduced_columns import reduced_values
+from mp_agent.records.global_statistics import GlobalStatistics
+from mp_agent.records.reduction import reduced_values
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from mp_agent.version import __version__
@@ -119,7 +113,7 @@ class Probe:
             updates.install_on_optimizers(patches, self._updates, self._updates_guard)
         for ranks, guard in ((self._reduction, self._guard), (self._updates, self._updates_guard)):
             if ranks is not None:
-                hooks.teardown.install(patches, ranks, guard)
+                install_teardown(patches, ranks, guard)
 
     def detach(self) -> None:
         """Remove all hooks. Not to be called from within an optimizer's step."""

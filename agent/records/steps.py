@@ -1,13 +1,14 @@
 """Records of single steps of one rank, and its state."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import isfinite, nan
 
 import numpy as np
 import numpy.typing as npt
 
-from mp_agent.records.columns import GRADIENTS
+from mp_agent.records.columns import GRADIENTS, STEP_COLUMN_NAMES
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -102,3 +103,18 @@ class RankState:
     """Host time that the probe has taken since it attached."""
     unsupported: tuple[str, ...] = ()
     """Features in use that the probe cannot measure."""
+
+
+def step_values(
+    scalars: Mapping[str, float], columns: Sequence[str] = STEP_COLUMN_NAMES
+) -> FloatArray:
+    """Return [S], in the order of `columns`, of what was observed, by column name.
+
+    What was not observed, and what is not finite, becomes NaN; a non-finite loss sets its flag.
+    """
+    values = {name: value for name, value in scalars.items() if isfinite(value)}
+    if "loss" in scalars:
+        values["loss_nonfinite"] = float(not isfinite(scalars["loss"]))
+    if "skipped" in scalars:
+        values["skipped"] = float(scalars["skipped"] > 0)
+    return np.array([values.get(name, nan) for name in columns])

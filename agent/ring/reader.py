@@ -10,11 +10,8 @@ from pathlib import Path
 from mp_agent.errors import RingError
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import LayerTable, RankState, StepRecord
-from mp_agent.ring.exit_status import decode as decode_exit_status
 from mp_agent.ring.files import is_locked, open_private
-from mp_agent.ring.format.body import BodyHeader, decode_body_header, generation_of, schema_bytes_of
 from mp_agent.ring.format.device_part import DevicePartReader
-from mp_agent.ring.format.head import Head, decode_head
 from mp_agent.ring.format.layout import (
     BODY,
     EXIT_OFFSET,
@@ -23,10 +20,18 @@ from mp_agent.ring.format.layout import (
     STATE_SLOTS,
     UNSUPPORTED_SLOTS,
 )
-from mp_agent.ring.format.records import decode_layers, decode_step
-from mp_agent.ring.format.schema import decode_names
+from mp_agent.ring.format.records import (
+    BodyHeader,
+    decode_body_header,
+    decode_layers,
+    decode_step,
+    generation_of,
+    schema_bytes_of,
+)
+from mp_agent.ring.format.schema import Head, decode_head, decode_names
 from mp_agent.ring.format.slots import SlotReader
 from mp_agent.ring.format.state import LiveState
+from mp_agent.ring.format.state import decode as decode_exit_status
 
 
 class RingReader:

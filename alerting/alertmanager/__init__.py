@@ -3,10 +3,10 @@
 from mp_agent.alerting.alertmanager.configuration import (
     CONFIGURATION_FILE,
     EVERY_CHANNEL,
+    MESSAGES,
     MESSAGES_FILE,
     render_alertmanager,
 )
-from mp_agent.alerting.alertmanager.messages import MESSAGES
 
 __all__ = [
     "CONFIGURATION_FILE",

@@ -9,10 +9,10 @@ from mp_agent.alerting.alertmanager.channels import Channel, Site
 from mp_agent.alerting.alertmanager.configuration import (
     CONFIGURATION_FILE,
     EVERY_CHANNEL,
+    MESSAGES,
     MESSAGES_FILE,
     render_alertmanager,
 )
-from mp_agent.alerting.alertmanager.messages import MESSAGES
 from mp_agent.errors import SettingError
 from mp_agent.output import write_whole
 

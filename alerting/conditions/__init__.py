@@ -3,66 +3,67 @@
 from collections.abc import Mapping
 
 from mp_agent.alerting.condition import Condition
-from mp_agent.alerting.conditions.activations.activation_near_overflow import (
+from mp_agent.alerting.conditions.activations import (
     ACTIVATION_NEAR_OVERFLOW,
-)
-from mp_agent.alerting.conditions.activations.activation_nonfinite import ACTIVATION_NONFINITE
-from mp_agent.alerting.conditions.activations.attention_logit_growth import ATTENTION_LOGIT_GROWTH
-from mp_agent.alerting.conditions.activations.fp8_saturation import FP8_SATURATION
-from mp_agent.alerting.conditions.activations.output_logit_divergence import (
+    ATTENTION_LOGIT_GROWTH,
+    FP8_SATURATION,
     OUTPUT_LOGIT_DIVERGENCE,
+    ROUTER_COLLAPSE,
 )
-from mp_agent.alerting.conditions.activations.router_collapse import ROUTER_COLLAPSE
-from mp_agent.alerting.conditions.agent.coverage_low import COVERAGE_LOW
-from mp_agent.alerting.conditions.agent.telemetry_degraded import TELEMETRY_DEGRADED
-from mp_agent.alerting.conditions.gradients.clipping_before_unscale import CLIPPING_BEFORE_UNSCALE
-from mp_agent.alerting.conditions.gradients.gradient_at_floor import GRADIENT_AT_FLOOR
-from mp_agent.alerting.conditions.gradients.gradient_explosion import GRADIENT_EXPLOSION
-from mp_agent.alerting.conditions.gradients.gradient_underflow import GRADIENT_UNDERFLOW
-from mp_agent.alerting.conditions.gradients.gradient_vanishing import GRADIENT_VANISHING
-from mp_agent.alerting.conditions.gradients.headroom_vanishing import HEADROOM_VANISHING
-from mp_agent.alerting.conditions.gradients.layer_gradient_dead import LAYER_GRADIENT_DEAD
-from mp_agent.alerting.conditions.gradients.layer_gradient_explosion import LAYER_GRADIENT_EXPLOSION
-from mp_agent.alerting.conditions.gradients.layers_without_gradient import (
+from mp_agent.alerting.conditions.agent import COVERAGE_LOW, TELEMETRY_DEGRADED
+from mp_agent.alerting.conditions.gradient_layers import (
+    GRADIENT_UNDERFLOW,
+    LAYER_GRADIENT_DEAD,
+    LAYER_GRADIENT_EXPLOSION,
     LAYERS_WITHOUT_GRADIENT,
+    NOTHING_TRAINED,
 )
-from mp_agent.alerting.conditions.gradients.nonfinite_gradients import GRADIENT_NONFINITE
-from mp_agent.alerting.conditions.gradients.nonfinite_update import NONFINITE_UPDATE
-from mp_agent.alerting.conditions.gradients.nothing_trained import NOTHING_TRAINED
-from mp_agent.alerting.conditions.loss.learning_rate_jump import LEARNING_RATE_JUMP
-from mp_agent.alerting.conditions.loss.loss_diverging import LOSS_DIVERGING
-from mp_agent.alerting.conditions.loss.loss_nonfinite import LOSS_NONFINITE
-from mp_agent.alerting.conditions.loss.loss_spike import LOSS_SPIKE
-from mp_agent.alerting.conditions.loss_scale.loss_scale_at_floor import LOSS_SCALE_AT_FLOOR
-from mp_agent.alerting.conditions.loss_scale.loss_scale_consecutive_decreases import (
+from mp_agent.alerting.conditions.gradient_size import (
+    GRADIENT_AT_FLOOR,
+    GRADIENT_EXPLOSION,
+    GRADIENT_VANISHING,
+    HEADROOM_VANISHING,
+)
+from mp_agent.alerting.conditions.loss import LEARNING_RATE_JUMP, LOSS_DIVERGING, LOSS_SPIKE
+from mp_agent.alerting.conditions.loss_scale import (
+    LOSS_SCALE_AT_FLOOR,
     LOSS_SCALE_CONSECUTIVE_DECREASES,
-)
-from mp_agent.alerting.conditions.loss_scale.loss_scale_far_below_initial import (
     LOSS_SCALE_FAR_BELOW_INITIAL,
-)
-from mp_agent.alerting.conditions.loss_scale.loss_scale_low import LOSS_SCALE_LOW
-from mp_agent.alerting.conditions.loss_scale.loss_scale_low_and_falling import (
+    LOSS_SCALE_LOW,
     LOSS_SCALE_LOW_AND_FALLING,
 )
-from mp_agent.alerting.conditions.loss_scale.overflow_ratio_high import OVERFLOW_RATIO_HIGH
-from mp_agent.alerting.conditions.optimizer.adam_epsilon_unsafe import ADAM_EPSILON_UNSAFE
-from mp_agent.alerting.conditions.optimizer.second_moment_stale import SECOND_MOMENT_STALE
-from mp_agent.alerting.conditions.optimizer.updates_lost import UPDATES_LOST
-from mp_agent.alerting.conditions.ranks.gradients_not_reduced import GRADIENTS_NOT_REDUCED
-from mp_agent.alerting.conditions.ranks.rank_nonfinite import RANK_NONFINITE
-from mp_agent.alerting.conditions.ranks.rank_stalled import RANK_STALLED
-from mp_agent.alerting.conditions.ranks.rank_straggler import RANK_STRAGGLER
-from mp_agent.alerting.conditions.ranks.replica_divergence import REPLICA_DIVERGENCE
-from mp_agent.alerting.conditions.reinforcement.train_inference_mismatch import (
+from mp_agent.alerting.conditions.nonfinite import (
+    ACTIVATION_NONFINITE,
+    CLIPPING_BEFORE_UNSCALE,
+    GRADIENT_NONFINITE,
+    LOSS_NONFINITE,
+    NONFINITE_UPDATE,
+    RANK_NONFINITE,
+)
+from mp_agent.alerting.conditions.optimizer import (
+    ADAM_EPSILON_UNSAFE,
+    SECOND_MOMENT_STALE,
+    UPDATES_LOST,
+)
+from mp_agent.alerting.conditions.overflows import OVERFLOW_RATIO_HIGH
+from mp_agent.alerting.conditions.ranks import (
+    GRADIENTS_NOT_REDUCED,
+    RANK_STALLED,
+    RANK_STRAGGLER,
+    REPLICA_DIVERGENCE,
+)
+from mp_agent.alerting.conditions.run import (
+    PRECISION_LINT,
+    RUN_FAILED,
+    RUN_RESTARTING,
+    RUN_STALLED,
+    RUN_VANISHED,
+)
+from mp_agent.alerting.conditions.tensors import (
+    DIMENSION_IMBALANCE,
+    REDUCTION_SWALLOWS,
     TRAIN_INFERENCE_MISMATCH,
 )
-from mp_agent.alerting.conditions.run.precision_lint import PRECISION_LINT
-from mp_agent.alerting.conditions.run.run_failed import RUN_FAILED
-from mp_agent.alerting.conditions.run.run_restarting import RUN_RESTARTING
-from mp_agent.alerting.conditions.run.run_stalled import RUN_STALLED
-from mp_agent.alerting.conditions.run.run_vanished import RUN_VANISHED
-from mp_agent.alerting.conditions.tensors.dimension_imbalance import DIMENSION_IMBALANCE
-from mp_agent.alerting.conditions.tensors.reduction_swallows import REDUCTION_SWALLOWS
 from mp_agent.errors import CatalogError
 
 GROUPS: Mapping[str, tuple[Condition, ...]] = {

@@ -4,24 +4,22 @@ from typing import Literal
 
 from mp_agent.alerting.durations import Duration, duration
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.expressions.predicates import (
+from mp_agent.alerting.expressions.terms import (
     TARGET_LABELS,
     Compare,
     Joined,
-    Predicate,
-    Seen,
-    all_of,
-    any_of,
-    unless,
-)
-from mp_agent.alerting.expressions.signals import (
     Length,
     Number,
+    Predicate,
     Recorded,
+    Seen,
     Series,
     Signal,
     Where,
+    all_of,
+    any_of,
     limit,
+    unless,
 )
 from mp_agent.catalog.metric import Metric
 from mp_agent.records.steps import Phase

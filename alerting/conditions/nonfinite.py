@@ -1,4 +1,21 @@
-"""What to do about NaN and Inf; shared by the conditions of loss and gradients."""
+"""Alerts on NaN and Inf: in gradients, updates, losses, activations, and on one rank."""
+
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import FIRST_NONFINITE, happened
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.terms import (
+    Compare,
+    Count,
+    Seen,
+    Series,
+    Where,
+    all_of,
+    limit,
+    unless,
+)
+from mp_agent.alerting.first_line import NAN_WRITTEN, NO_NAN_COUNTED, ROLL_BACK, UPDATED, Triage
+from mp_agent.alerting.severity import Severity
 
 NONFINITE_REMEDIES = (
     "Replay the step with torch.autograd.set_detect_anomaly to find the operation.",
@@ -9,4 +26,250 @@ NONFINITE_REMEDIES = (
 WHY_NONFINITE_ENDS = (
     "NaN and Inf come from an overflow, a division by zero or a logarithm of zero, mostly in "
     "the few operations whose results leave FP16's range; FP32 or the fused form avoids that."
+)
+
+
+_NONFINITE_GRADIENTS_STEPS = Count(
+    metric=metrics.GRAD_NONFINITE_REPEATED, window=duration("incident_window")
+)
+
+_REPLACED = Count(metric=metrics.GRAD_NONFINITE_REPLACED, window=duration("incident_window"))
+
+
+GRADIENT_NONFINITE = Condition(
+    name="MpAgentGradientNonFinite",
+    summary="Gradients are NaN or Inf repeatedly.",
+    meaning="The trainer skips every step without lowering a loss scale: the weights do not "
+    "change; in published runs the loss diverged hundreds of steps later. Or it replaces NaN and "
+    "Inf before the update: the layers concerned then train on zeros.",
+    confirm="mp_agent_grad_finite stays at 0; mp_agent_first_nonfinite_info names step, layer "
+    "and, if there is evidence, rank. With measure_activations, "
+    "mp_agent_activation_first_nonfinite_gradient_info names the module in whose backward it "
+    "arose.",
+    remedies=(
+        "Stop the run, and resume from its last checkpoint once the cause is fixed.",
+        *NONFINITE_REMEDIES,
+    ),
+    why=WHY_NONFINITE_ENDS,
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="intact so far, since the trainer skips these steps",
+                now="stop, and find the operation, since no step trains the model",
+                updated=UPDATED,
+            ),
+            when=happened(_NONFINITE_GRADIENTS_STEPS),
+            description="The gradients of run {run} were NaN or Inf on <nonfinite_gradients> "
+            "consecutive steps, and on {value|count} step(s) since then within the last "
+            "<incident_window>." + FIRST_NONFINITE,
+            reason="No delay: the condition already requires consecutive steps. Steps on which "
+            "a scaler lowers its scale are excluded, and so are updates, which "
+            "MpAgentNonFiniteUpdate covers.",
+        ),
+        Level(
+            severity=Severity.WARNING,
+            when=Compare(_REPLACED, ">=", limit("nonfinite_gradients")),
+            description="{value|count} update(s) of run {run} within the last <incident_window> "
+            "used finite gradients in place of NaN or Inf that backward had made."
+            + FIRST_NONFINITE,
+            reason="No delay: the condition already requires several such steps.",
+        ),
+    ),
+    quiet=(
+        "isolated non-finite gradients, as in many healthy runs",
+        "a single update with replaced gradients",
+    ),
+)
+
+
+_UPDATES = Count(metric=metrics.NONFINITE_UPDATES, window=duration("incident_window"))
+
+
+NONFINITE_UPDATE = Condition(
+    name="MpAgentNonFiniteUpdate",
+    summary="The optimizer stepped with NaN or Inf gradients.",
+    meaning="The updated weights become NaN; without a checkpoint from before that step, the "
+    "run is lost.",
+    confirm="mp_agent_first_nonfinite_info names step, layer and, if there is evidence, rank.",
+    remedies=(
+        "Stop the run and resume from a checkpoint from before the step.",
+        *NONFINITE_REMEDIES,
+    ),
+    why=WHY_NONFINITE_ENDS,
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            triage=UPDATED,
+            when=happened(_UPDATES),
+            description="Run {run} stepped its optimizer "
+            "{value|count} time(s) with NaN or Inf gradients in the last "
+            "<incident_window>." + FIRST_NONFINITE,
+            reason="No delay: the first such step destroys the weights.",
+        ),
+    ),
+    quiet=("an overflow that GradScaler skipped",),
+)
+
+
+_CLIPPING_BEFORE_UNSCALE_STEPS = Series(metric=metrics.CLIP_SCALED_STEPS)
+
+
+CLIPPING_BEFORE_UNSCALE = Condition(
+    name="MpAgentClippingBeforeUnscale",
+    summary="Gradients are clipped before they are unscaled.",
+    meaning="The limit applies to gradients multiplied by the loss scale, so every step is "
+    "shrunk by about that factor: plain SGD hardly moves, and Adam's steps are not limited.",
+    confirm="mp_agent_clip_coefficient is about max_norm divided by the loss scale and the "
+    "norm at every step, and mp_agent_clipped_steps_total grows with every step.",
+    remedies=("Call scaler.unscale_(optimizer) before clipping, then scaler.step(optimizer).",),
+    why="GradScaler multiplies the gradients until unscale_ or step divides them again; only "
+    "then does a limit have the units of the gradient.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=Compare(_CLIPPING_BEFORE_UNSCALE_STEPS, ">=", limit("scaled_clip_steps")),
+            counts_steps=True,
+            description="Run {run} clips gradients that are still multiplied by the loss scale, "
+            "on {value|count} consecutive steps.",
+            reason="No delay: the condition already requires scaled_clip_steps consecutive steps.",
+        ),
+    ),
+    quiet=("a few steps whose norm has that value by chance",),
+)
+
+
+_RANK_NONFINITE_WINDOW = duration("incident_window")
+_NAMED = (Where("rank", "!=", ""),)
+_KEPT = ("rank", "step")
+_INCIDENT = Series(metric=metrics.FIRST_NONFINITE, where=_NAMED, keep=_KEPT)
+_KNOWN = Series(
+    metric=metrics.FIRST_NONFINITE,
+    over=("present_over_time", duration("birth_window")),
+    before=(_RANK_NONFINITE_WINDOW,),
+    where=_NAMED,
+    keep=_KEPT,
+)
+_LOSSES = Count(metric=metrics.LOSS_NONFINITE_STEPS, window=_RANK_NONFINITE_WINDOW)
+"""Of which there are some when the incident is news, and not only the Prometheus that sees it. A
+value that arose in backward is in the weights, and in the loss of the next step."""
+_SEVERAL_RANKS = Series(metric=metrics.RUN_INFO, where=(Where("world_size", "!=", "1"),))
+
+
+RANK_NONFINITE = Condition(
+    name="MpAgentRankNonFinite",
+    summary="One rank had the first NaN or Inf values.",
+    meaning="The value originated on that rank, from its data or its hardware; the next "
+    "reduction spreads it to all others.",
+    confirm="Compare mp_agent_rank_loss_nonfinite_steps_total and mp_agent_rank_loss of that "
+    "rank with those of the others, and, with measure_local_gradients, "
+    "mp_agent_rank_local_grad_nonfinite_elements_total; mp_agent_rank_info names the host and the "
+    "GPU.",
+    remedies=(
+        "Check the rank's batch at that step.",
+        "Check the rank's hardware (XID, ECC), and move the run off the node if it is faulty.",
+        *NONFINITE_REMEDIES[:2],
+    ),
+    why="The model is the same on all ranks, so the difference is in the rank's data or hardware.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            triage=Triage(
+                weights=NO_NAN_COUNTED,
+                now="save a checkpoint, and check the batch and the GPU of rank {rank}",
+                updated=Triage(
+                    weights=NAN_WRITTEN,
+                    now=f"{ROLL_BACK}, without the GPU of rank {{rank}} if it reports errors",
+                ),
+            ),
+            when=unless(
+                all_of(Seen(_INCIDENT), Seen(_SEVERAL_RANKS), happened(_LOSSES)), Seen(_KNOWN)
+            ),
+            description="Rank {rank} of run {run} had the first NaN or Inf, at step {step}, "
+            "before the gradient reduction.",
+            reason="No delay: a rank is named only on evidence.",
+        ),
+    ),
+    quiet=(
+        "an incident of hours ago, seen by a Prometheus that starts empty",
+        "a value from the backward pass, or on all ranks, which names no rank",
+        "a run with a single rank, where naming it has no value",
+    ),
+)
+
+
+_LOSS_NONFINITE_WINDOW = duration("incident_window")
+_LOSS_NONFINITE_STEPS = Count(
+    metric=metrics.LOSS_NONFINITE_UNSKIPPED, window=_LOSS_NONFINITE_WINDOW
+) + Count(metric=metrics.LOSS_NONFINITE_REPEATED, window=_LOSS_NONFINITE_WINDOW)
+"""Those on which the weights were updated, and those that skipping does not end."""
+
+
+LOSS_NONFINITE = Condition(
+    name="MpAgentLossNonFinite",
+    summary="The loss is NaN or Inf.",
+    meaning="The forward pass produces values that no update can use; unless the steps are "
+    "skipped, the weights are lost.",
+    confirm="mp_agent_rank_loss_nonfinite_steps_total shows the affected ranks; a single rank "
+    "indicates its data or hardware.",
+    remedies=NONFINITE_REMEDIES,
+    why=WHY_NONFINITE_ENDS,
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            triage=Triage(
+                weights=NO_NAN_COUNTED,
+                now="save a checkpoint, and find the operation before an update has its result",
+                updated=UPDATED,
+            ),
+            when=happened(_LOSS_NONFINITE_STEPS),
+            description="The loss of run {run} was NaN or Inf on "
+            "{value|count} recent step(s)." + FIRST_NONFINITE,
+            reason="No delay: each such step matters and is counted; the first two of "
+            "consecutive skipped steps are not.",
+        ),
+    ),
+    quiet=(
+        "one overflowed forward pass during calibration",
+        "overflows whose loss was finite",
+    ),
+)
+
+
+_ELEMENTS = Count(metric=metrics.ACTIVATION_NONFINITE, window=duration("incident_window"))
+
+
+ACTIVATION_NONFINITE = Condition(
+    name="MpAgentActivationNonFinite",
+    summary="A module returned NaN or Inf in the forward pass.",
+    meaning="The loss and all gradients behind that module become non-finite; without a scaler "
+    "that skips the step, so do the weights.",
+    confirm="mp_agent_activation_first_nonfinite_info names the first module of the forward pass; "
+    "mp_agent_layer_activation_abs_max shows how its output grew before.",
+    remedies=(
+        "Run the module that is named in FP32, if its output overflows FP16.",
+        *NONFINITE_REMEDIES,
+    ),
+    why=WHY_NONFINITE_ENDS,
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            triage=Triage(
+                weights=NO_NAN_COUNTED,
+                now="save a checkpoint, and run the module that is named in FP32",
+                updated=Triage(
+                    weights=NAN_WRITTEN, now=f"{ROLL_BACK} with the module that is named in FP32"
+                ),
+            ),
+            when=happened(_ELEMENTS),
+            description="Modules of run {run} returned {value|count} NaN or Inf element(s) on the "
+            "steps that were sampled in the last <incident_window>."
+            "{mp_agent_activation_first_nonfinite_info| First at |step layer}",
+            reason="No delay: an output that is not finite never becomes finite again behind it.",
+        ),
+    ),
+    quiet=(
+        "outputs close to the largest number of FP16",
+        "a run that does not measure outputs",
+    ),
 )

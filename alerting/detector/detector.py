@@ -11,8 +11,7 @@ from mp_agent.alerting.detector.interpret import Interpreter
 from mp_agent.alerting.detector.readings import KnownValue, Readings, nothing_known
 from mp_agent.alerting.detector.vectors import Kept, Moment, Vector
 from mp_agent.alerting.durations import Duration
-from mp_agent.alerting.expressions.nodes import walk
-from mp_agent.alerting.expressions.signals import Count, Series
+from mp_agent.alerting.expressions.terms import Count, Series, walk
 from mp_agent.alerting.remedies import facts_of
 from mp_agent.alerting.values import Values
 

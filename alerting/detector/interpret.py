@@ -6,9 +6,8 @@ There is one interpreter per type of node.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mp_agent.alerting.detector.history import History
+from mp_agent.alerting.detector.history import RANGE_FUNCTIONS, History, Window
 from mp_agent.alerting.detector.readings import Readings
-from mp_agent.alerting.detector.selection import selection
 from mp_agent.alerting.detector.vectors import (
     AGGREGATES,
     ARITHMETIC,
@@ -22,32 +21,30 @@ from mp_agent.alerting.detector.vectors import (
     kept_values,
     matched,
     once,
+    selection,
 )
-from mp_agent.alerting.detector.windows import RANGE_FUNCTIONS, Window
 from mp_agent.alerting.durations import SCRAPE_GAP, Duration
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.expressions.nodes import Expression
-from mp_agent.alerting.expressions.predicates import (
+from mp_agent.alerting.expressions.terms import (
     TARGET_LABELS,
+    Arithmetic,
     AtTarget,
     Compare,
-    Gone,
-    Joined,
-    Predicate,
-    Seen,
-    Silent,
-    Unreachable,
-)
-from mp_agent.alerting.expressions.signals import (
-    Arithmetic,
     Count,
     Either,
+    Expression,
+    Gone,
+    Joined,
     Length,
     Limit,
     Number,
+    Predicate,
     Recorded,
+    Seen,
     Series,
     Signal,
+    Silent,
+    Unreachable,
 )
 from mp_agent.alerting.values import Values
 from mp_agent.errors import CatalogError

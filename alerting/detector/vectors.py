@@ -1,16 +1,60 @@
-"""What an expression comes to at a moment, and how two of them are put together.
+"""The series that an expression looks at, as vectors of labelled values.
 
+What an expression comes to at a moment, and how two of them are put together.
 A vector is what PromQL calls an instant vector of one run: the values of the labels that are kept
 besides those of the run, to a number.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import add, eq, ge, gt, le, lt, mul, ne, sub, truediv
 from typing import NamedTuple
 
-from mp_agent.alerting.detector.readings import Labels
+from mp_agent.alerting.detector.history import History
+from mp_agent.alerting.detector.readings import Labels, Readings
+from mp_agent.alerting.expressions.promql import label_text
+from mp_agent.alerting.expressions.terms import Where
 from mp_agent.errors import CatalogError
+
+Selection = Callable[[], list[tuple[Labels, History]]]
+"""Returns the series as they are at the moment."""
+
+_LABELS_REMEMBERED = 4096
+
+
+def selection(readings: Readings, name: str, matchers: tuple[Where, ...]) -> Selection:
+    """Return what selects the series of a metric by the matchers; without any, all of them."""
+    matches = _matching(matchers)
+
+    def select() -> list[tuple[Labels, History]]:
+        series = readings.series(name)
+        return [item for item in series.items() if not matchers or matches(item[0])]
+
+    return select
+
+
+def _matching(matchers: tuple[Where, ...]) -> Callable[[Labels], bool]:
+    tests = [
+        (matcher.label, _label_test(matcher.operator, label_text(matcher.value)))
+        for matcher in matchers
+    ]
+
+    @lru_cache(_LABELS_REMEMBERED)
+    def matches(labels: Labels) -> bool:
+        found = dict(labels)
+        return all(test(found.get(label, "")) for label, test in tests)
+
+    return matches
+
+
+def _label_test(operator: str, value: str) -> Callable[[str], bool]:
+    if operator in ("=", "!="):
+        return lambda found: (found == value) is (operator == "=")
+    pattern = re.compile(value, re.DOTALL)
+    return lambda found: bool(pattern.fullmatch(found)) is (operator == "=~")
+
 
 Kept = tuple[str, ...]
 """Values of the kept labels, in their order; "" where the series has no such label."""

@@ -4,27 +4,25 @@ from enum import IntEnum
 
 from mp_agent.alerting.durations import SCRAPE_GAP, Duration
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.expressions.nodes import Expression
-from mp_agent.alerting.expressions.predicates import (
+from mp_agent.alerting.expressions.terms import (
+    Arithmetic,
     AtTarget,
     Compare,
-    Gone,
-    Joined,
-    Seen,
-    Silent,
-    Unreachable,
-    kept_labels,
-)
-from mp_agent.alerting.expressions.signals import (
-    Arithmetic,
     Count,
     Either,
+    Expression,
+    Gone,
+    Joined,
     Length,
     Limit,
     Number,
     Recorded,
+    Seen,
     Series,
+    Silent,
+    Unreachable,
     Where,
+    kept_labels,
 )
 from mp_agent.alerting.values import Values, number_text
 from mp_agent.catalog.metric import Metric

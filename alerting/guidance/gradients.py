@@ -1,7 +1,7 @@
 """Runbook texts: gradients."""
 
 from mp_agent.alerting.guidance import panels
-from mp_agent.alerting.guidance.record import Guidance
+from mp_agent.alerting.guidance.panels import Guidance
 
 GRADIENTS = {
     "MpAgentGradientExplosion": Guidance(

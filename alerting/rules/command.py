@@ -1,15 +1,23 @@
-"""`mp-agent rules`: the Prometheus rule file, with this site's numbers."""
+"""`mp-agent rules`: writes the rule file, and refuses values that would hide what is wrong."""
 
 import difflib
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
-from mp_agent.alerting.duration_text import parse_seconds
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.durations import (
+    DURATIONS,
+    SCRAPE_GAP,
+    Duration,
+    parse_seconds,
+    prometheus_duration,
+)
+from mp_agent.alerting.expressions.terms import Count, Gone, Series, Silent, Unreachable, walk
 from mp_agent.alerting.links import ALERT_MARK
-from mp_agent.alerting.rules.blind_spots import blind_spots, check_windows
 from mp_agent.alerting.rules.rule_file import render_rules, rules_heading
 from mp_agent.alerting.site import known_names, site_values
 from mp_agent.alerting.values import Values
@@ -17,6 +25,56 @@ from mp_agent.catalog.metrics import METRICS
 from mp_agent.errors import SettingError
 from mp_agent.output import write_whole
 from mp_agent.settings import load_settings
+
+SHORTEST_SECONDS = 1.0
+"""No window is shorter: Prometheus itself scrapes no more often in earnest."""
+
+
+def windows() -> Mapping[Duration, tuple[str, ...]]:
+    """Return the durations over which samples are looked at, with the alerts that do."""
+    found: dict[Duration, dict[str, None]] = {SCRAPE_GAP: {}}
+    for condition in CONDITIONS:
+        for node in (node for level in condition.levels for node in walk(level.when)):
+            match node:
+                case Count(window=window) | Series(over=(_, window)):
+                    found.setdefault(window, {})[condition.name] = None
+                case Gone(window=window) | Silent(window=window) | Unreachable(window=window):
+                    found.setdefault(window, {})[condition.name] = None
+    return {window: tuple(names) for window, names in found.items()}
+
+
+def check_windows(values: Values) -> None:
+    """Refuse values with which a window holds no two samples, however often is scraped."""
+    for window in windows():
+        seconds = values.seconds[window.name]
+        if seconds < SHORTEST_SECONDS:
+            scaled = "" if values.time_scale == 1 else f" with the time scale {values.time_scale:g}"
+            raise SettingError(
+                f"{window.name} is {seconds:g} s{scaled}: a window shorter than "
+                f"{SHORTEST_SECONDS:g} s holds no two scrapes, and {_alerts(window)} would see "
+                "nothing"
+            )
+
+
+def blind_spots(values: Values, scrape_seconds: float) -> list[str]:
+    """Return, in whole sentences, what rules with these values miss at a scrape interval."""
+    short = [window for window in windows() if values.seconds[window.name] < 2 * scrape_seconds]
+    return [
+        f"{window.name} is {prometheus_duration(values.seconds[window.name])}, less than two "
+        f"scrapes of {prometheus_duration(scrape_seconds)}: {_consequence(window)}"
+        for window in sorted(short, key=DURATIONS.index)
+    ]
+
+
+def _consequence(window: Duration) -> str:
+    if window is SCRAPE_GAP:
+        return "every alert loses its hold with each scrape that fails, and may never fire."
+    return f"{_alerts(window)} may see one sample or none, and never fire."
+
+
+def _alerts(window: Duration) -> str:
+    return ", ".join(windows()[window]) or "every alert"
+
 
 _ADDRESS = re.compile(r"https?://[^\s{}<>\"]+")
 _COUNTED_AGAINST = dict.fromkeys(name for metric in METRICS for name in metric.thresholds)

@@ -11,8 +11,7 @@ import torch
 import mp_agent
 from benchmarks.advice.models import MODELS
 from benchmarks.machine import describe, markdown
-from mp_agent.advice.report.model import Recommendation
-from mp_agent.advice.report.text import size_text
+from mp_agent.advice.report.model import Recommendation, size_text
 from mp_agent.compare.report.text import percent
 from mp_agent.evaluate.report.model import PlanEvaluation
 

@@ -9,10 +9,9 @@ from urllib.parse import urlencode
 from benchmarks.many_nodes.node import SimulatedNode
 from mp_agent.node.endpoint import open_listener
 from mp_agent.node.http.server import Exposure, MetricsServer
-from mp_agent.node.transport.client import PushClient
-from mp_agent.node.transport.handlers import ReportHandlers
+from mp_agent.node.transport.client import CONTENT_TYPE, ROWS_PATH, PushClient
 from mp_agent.node.transport.root_link import RootLink
-from mp_agent.node.transport.wire import CONTENT_TYPE, ROWS_PATH
+from mp_agent.node.transport.service import ReportHandlers
 from mp_agent.settings import Settings
 
 _TOKEN = "simulation"

@@ -16,7 +16,7 @@ from mp_agent.records.steps import Phase
 from mp_agent.ring import locations
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
-from mp_agent.settings.handover import handed_over
+from mp_agent.settings.load import handed_over
 
 _START_SECONDS = 30.0
 

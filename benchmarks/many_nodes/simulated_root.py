@@ -8,10 +8,9 @@ from pathlib import Path
 from benchmarks.many_nodes.model import Model
 from benchmarks.many_nodes.node import SimulatedNode
 from mp_agent.alerting.values import values_in_force
-from mp_agent.catalog.snapshot import Snapshot
+from mp_agent.catalog.metric import Snapshot
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.conditions.tracker import ConditionTracker

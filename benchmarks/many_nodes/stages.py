@@ -16,11 +16,10 @@ from mp_agent.exporters.prometheus import render
 from mp_agent.node.agent import POLL_INTERVAL_SECONDS
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.conditions.tracker import JUDGE_INTERVAL_SECONDS
-from mp_agent.node.transport.wire import pack, unpack
+from mp_agent.node.transport.client import pack, unpack
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.reports.report_codec import decode_receipt, encode_receipt
-from mp_agent.records.reports.rows import NodeReport
+from mp_agent.records.reports import NodeReport, decode_receipt, encode_receipt
 from mp_agent.settings import Settings
 
 T = TypeVar("T")

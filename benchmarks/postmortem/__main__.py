@@ -22,11 +22,8 @@ from benchmarks.machine import describe, markdown
 from benchmarks.postmortem.trainings import PLANTED_STEP, TRAININGS
 from mp_agent.errors import FlightError
 from mp_agent.flight.postmortem.analysis import Analysis, analyse
-from mp_agent.flight.record.evidence import Evidence
-from mp_agent.flight.record.gpu_errors import read_gpu_errors
-from mp_agent.flight.record.limits import with_assignments
-from mp_agent.node.flight.job import evidence_of_rings
-from mp_agent.node.flight.rank_logs import newest_sequence
+from mp_agent.flight.record.evidence import Evidence, read_gpu_errors, with_assignments
+from mp_agent.node.flight.job import evidence_of_rings, newest_sequence
 from mp_agent.node.flight.replay import replay
 from mp_agent.ring import locations
 from mp_agent.settings import Settings

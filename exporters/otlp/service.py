@@ -1,26 +1,69 @@
-"""The OTLP exporter as a service of the node agent: schedules pushes and shuts them down."""
+"""Starts the pushes that are due, each by the client that the OTEL_* variables ask for."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from mp_agent.exporters.otlp.conversion.events import is_sent, log_records, spans
-from mp_agent.exporters.otlp.conversion.resource import make_resource
-from mp_agent.exporters.otlp.environment import OtlpEnvironment, OtlpSignal
-from mp_agent.exporters.otlp.signal_pusher import SignalPusher
-from mp_agent.exporters.otlp.signal_sources import (
+from mp_agent.exporters.otlp.conversion.events import is_sent, log_records, make_resource, spans
+from mp_agent.exporters.otlp.environment import (
+    LogCapture,
+    OtlpEnvironment,
+    OtlpSignal,
+    OtlpTransport,
+    Redactor,
+)
+from mp_agent.exporters.otlp.signal_pusher import (
     EventSource,
     MetricBatch,
     MetricSource,
+    SignalPusher,
     SignalSource,
 )
-from mp_agent.exporters.otlp.transport.client_factory import open_client
-from mp_agent.exporters.otlp.transport.exporter import ExportError
-from mp_agent.exporters.otlp.transport.redaction import LogCapture, Redactor
+from mp_agent.exporters.otlp.transport.client import Client, ExportError, OtlpExporter, OtlpResponse
 from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.views import ExportAccount
+
+log = logging.getLogger("mp_agent.otlp")
+
+
+def open_client(
+    transport: OtlpTransport, capture: LogCapture, *, timeout_seconds: float | None = None
+) -> Client:
+    """Return a client; timeout_seconds: instead of the transport's own.
+
+    What the exporter logs about the variables, such as headers that it ignores, is logged again,
+    redacted. Raises ExportError when the variables do not make an exporter.
+    """
+    seconds = transport.timeout_seconds if timeout_seconds is None else timeout_seconds
+    signal = transport.signal.name.lower()
+    capture.pop()
+    try:
+        exporter, response = _open_exporter(transport, seconds)
+    except ExportError as error:
+        raise ExportError(capture.redact(f"no exporter for {signal}: {error}")) from None
+    except Exception as error:
+        text = f"no exporter for {signal}: {type(error).__name__}: {error}"
+        raise ExportError(capture.redact(text)) from None
+    if message := capture.pop():
+        log.warning("the exporter for %s reports: %s", signal, message)
+    return Client(exporter, response, capture)
+
+
+def _open_exporter(
+    transport: OtlpTransport, timeout_seconds: float
+) -> tuple[OtlpExporter, OtlpResponse]:
+    # Imported only when used: gRPC takes 20 MB of memory.
+    if transport.grpc:
+        from mp_agent.exporters.otlp.transport.grpc_exporters import open_grpc_exporter
+
+        return open_grpc_exporter(transport, timeout_seconds)
+    from mp_agent.exporters.otlp.transport.http_exporters import open_http_exporter
+
+    return open_http_exporter(transport, timeout_seconds)
+
 
 RETRY_AFTER_SECONDS_MAX = 300.0
 """The longest delay that an endpoint can ask for."""

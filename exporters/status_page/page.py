@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from mp_agent.inputs.texts import printable
+from mp_agent.inputs.files import printable
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -8,8 +8,7 @@ os.environ.setdefault("COMET_ERROR_TRACKING_ENABLE", "false")
 
 import comet_ml
 
-from mp_agent.exporters.trackers.client import TrackedRun
-from mp_agent.exporters.trackers.links import file_url
+from mp_agent.exporters.trackers.client import TrackedRun, file_url
 
 
 class CometClient:

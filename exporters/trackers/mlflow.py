@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
-from mp_agent.exporters.trackers.client import TrackedRun
-from mp_agent.exporters.trackers.links import file_url
+from mp_agent.exporters.trackers.client import TrackedRun, file_url
 
 _EXPERIMENT = "mp_agent"
 

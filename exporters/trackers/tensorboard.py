@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from tensorboardX import SummaryWriter
 
-from mp_agent.exporters.trackers.client import TrackedRun
-from mp_agent.exporters.trackers.links import file_url
+from mp_agent.exporters.trackers.client import TrackedRun, file_url
 
 
 class TensorBoardClient:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import wandb
 
-from mp_agent.exporters.trackers.client import TrackedRun
-from mp_agent.exporters.trackers.links import file_url
+from mp_agent.exporters.trackers.client import TrackedRun, file_url
 
 _STEP = "mp_agent/step"
 

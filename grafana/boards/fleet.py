@@ -32,15 +32,15 @@ from grafana.style import (
     detected_by_severity,
     runs_in_trouble,
 )
-from mp_agent.alerting.conditions.agent import coverage_low
-from mp_agent.alerting.conditions.gradients import gradient_explosion, gradient_vanishing
+from mp_agent.alerting.conditions.agent import COVERAGE_LOW
+from mp_agent.alerting.conditions.gradient_size import GRADIENT_EXPLOSION, GRADIENT_VANISHING
 from mp_agent.alerting.conditions.loss_scale import (
-    loss_scale_at_floor,
-    loss_scale_low,
-    loss_scale_low_and_falling,
-    overflow_ratio_high,
+    LOSS_SCALE_AT_FLOOR,
+    LOSS_SCALE_LOW,
+    LOSS_SCALE_LOW_AND_FALLING,
 )
-from mp_agent.alerting.conditions.run import run_stalled
+from mp_agent.alerting.conditions.overflows import OVERFLOW_RATIO_HIGH
+from mp_agent.alerting.conditions.run import RUN_STALLED
 
 _RUN_LINK = (
     "/d/mp-agent-run?${datasource:queryparam}&${__url_time_range}"
@@ -119,7 +119,7 @@ _GLANCE = Row(
             "and checkpointing, which the alert excludes.",
             f"count({_CHANGES} == 0 {_OF_ACTIVE}) or vector(0)",
             steps=ANY_IS_NOTABLE,
-            runbooks=(run_stalled.RUN_STALLED,),
+            runbooks=(RUN_STALLED,),
         ),
         _stat(
             5,
@@ -129,7 +129,7 @@ _GLANCE = Row(
             f"min({by_run('mp_agent_coverage_ratio', 'min')} {_OF_ACTIVE})",
             unit="percentunit",
             steps=COVERAGE,
-            runbooks=(coverage_low.COVERAGE_LOW,),
+            runbooks=(COVERAGE_LOW,),
         ),
         _stat(
             6,
@@ -140,7 +140,7 @@ _GLANCE = Row(
             f"/ (sum(increase({series('mp_agent_steps_total')}[$__range])) > 0)",
             unit="percentunit",
             steps=SKIPPED,
-            runbooks=(overflow_ratio_high.OVERFLOW_RATIO_HIGH,),
+            runbooks=(OVERFLOW_RATIO_HIGH,),
         ),
     ),
 )
@@ -283,7 +283,7 @@ _PROGRESS = Row(
             steps=GRADIENT_NORM_LINES,
             lines=True,
             reaches=NORM_REACHES,
-            runbooks=(gradient_explosion.GRADIENT_EXPLOSION, gradient_vanishing.GRADIENT_VANISHING),
+            runbooks=(GRADIENT_EXPLOSION, GRADIENT_VANISHING),
         ),
         Panel(
             id=23,
@@ -299,9 +299,9 @@ _PROGRESS = Row(
             steps=LOSS_SCALE_LINES,
             lines=True,
             runbooks=(
-                loss_scale_low.LOSS_SCALE_LOW,
-                loss_scale_low_and_falling.LOSS_SCALE_LOW_AND_FALLING,
-                loss_scale_at_floor.LOSS_SCALE_AT_FLOOR,
+                LOSS_SCALE_LOW,
+                LOSS_SCALE_LOW_AND_FALLING,
+                LOSS_SCALE_AT_FLOOR,
             ),
         ),
         Panel(
@@ -315,7 +315,7 @@ _PROGRESS = Row(
             soft_maximum=0.12,
             steps=SKIPPED,
             lines=True,
-            runbooks=(overflow_ratio_high.OVERFLOW_RATIO_HIGH,),
+            runbooks=(OVERFLOW_RATIO_HIGH,),
         ),
         Panel(
             id=25,
@@ -325,7 +325,7 @@ _PROGRESS = Row(
             unit="percentunit",
             minimum=0,
             maximum=1,
-            runbooks=(coverage_low.COVERAGE_LOW,),
+            runbooks=(COVERAGE_LOW,),
         ),
     ),
 )

@@ -11,7 +11,7 @@ from grafana.queries import (
     worst_over_range,
 )
 from grafana.style import ANY_IS_NOTABLE
-from mp_agent.alerting.conditions.gradients import gradient_underflow, layer_gradient_dead
+from mp_agent.alerting.conditions.gradient_layers import GRADIENT_UNDERFLOW, LAYER_GRADIENT_DEAD
 
 _LAYER = ("layer",)
 _WORST = 10
@@ -204,7 +204,7 @@ _TROUBLE = Row(
             steps=ANY_IS_NOTABLE,
             lines=True,
             queries=(Query(by_run("mp_agent_layers_dead"), "layers", optional=True),),
-            runbooks=(layer_gradient_dead.LAYER_GRADIENT_DEAD,),
+            runbooks=(LAYER_GRADIENT_DEAD,),
         ),
         _named(31, "Which are dead", "mp_agent_dead_layer_info"),
         Panel(
@@ -223,7 +223,7 @@ _TROUBLE = Row(
             queries=(
                 Query(by_run("mp_agent_layers_underflowing_ratio"), "of all layers", optional=True),
             ),
-            runbooks=(gradient_underflow.GRADIENT_UNDERFLOW,),
+            runbooks=(GRADIENT_UNDERFLOW,),
         ),
         _named(33, "Which underflow", "mp_agent_underflowing_layer_info"),
     ),

@@ -2,9 +2,9 @@
 
 from grafana.panel import PER_SECOND, Board, Column, Panel, Query, Row, View, help_of
 from grafana.queries import RUN, by_run, increase, rate, series
-from mp_agent.alerting.conditions.agent import telemetry_degraded
+from mp_agent.alerting.conditions.agent import TELEMETRY_DEGRADED
 
-_TELEMETRY_DEGRADED = (telemetry_degraded.TELEMETRY_DEGRADED,)
+_TELEMETRY_DEGRADED = (TELEMETRY_DEGRADED,)
 _PER_RUN = ", ".join(RUN)
 _AGENTS = by_run("mp_agent_build_info", keep=("node_rank", "version"))
 _ACTIVE = f"({by_run('mp_agent_run_active')} == 1)"

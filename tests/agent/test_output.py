@@ -9,7 +9,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from mp_agent.inputs.texts import printable
+from mp_agent.inputs.files import printable
 from mp_agent.output import Console, UnwritableError, new_file, write_whole
 
 

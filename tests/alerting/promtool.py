@@ -10,25 +10,25 @@ from urllib.parse import quote_plus
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.descriptions import Labels
-from mp_agent.alerting.duration_text import prometheus_duration
-from mp_agent.alerting.examples.example import RUN, TARGET, Example, Track, Value
-from mp_agent.alerting.examples.healthy import clocks, healthy_tracks, same_series
-from mp_agent.alerting.examples.routine import ROUTINE
+from mp_agent.alerting.durations import prometheus_duration
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.promql import label_text, number_text, quoted
-from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
-from mp_agent.alerting.first_line.triage import headline
+from mp_agent.alerting.first_line import FOLLOWS_FROM, headline
 from mp_agent.alerting.links import OF_CLUSTER
 from mp_agent.alerting.remedies import Lookup, fitting
 from mp_agent.alerting.values import Values
 from mp_agent.alerting.yaml_text import yaml_text
 from mp_agent.catalog.metric import Metric
+from tests.alerting.examples.catalog import examples_of
+from tests.alerting.examples.example import RUN, TARGET, Example, Track, Value
+from tests.alerting.examples.healthy import clocks, healthy_tracks, same_series
+from tests.alerting.examples.routine import ROUTINE
 
 Examples = Sequence[tuple[Condition | None, tuple[Example, ...]]]
 """Conditions with their examples; None: what is routine for all of them."""
 
 ALL_EXAMPLES: Examples = (
-    *((condition, (*condition.firing, *condition.quiet)) for condition in CONDITIONS),
+    *((condition, examples_of(condition).all) for condition in CONDITIONS),
     (None, ROUTINE),
 )
 

@@ -6,12 +6,21 @@ from collections.abc import Iterator
 from mp_agent.alerting.conditions import CONDITIONS, GROUPS, Condition
 from mp_agent.alerting.descriptions import LabelMark
 from mp_agent.alerting.durations import DURATIONS, Duration
-from mp_agent.alerting.expressions.nodes import Expression, walk
-from mp_agent.alerting.expressions.predicates import Seen
-from mp_agent.alerting.expressions.signals import Count, Length, Limit, Recorded, Series, Signal
+from mp_agent.alerting.expressions.terms import (
+    Count,
+    Expression,
+    Length,
+    Limit,
+    Recorded,
+    Seen,
+    Series,
+    Signal,
+    walk,
+)
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.catalog.thresholds import DEFAULTS
+from tests.alerting.examples.catalog import examples_of
 from tests.every import for_every
 
 _C, _W, _I = Severity.CRITICAL, Severity.WARNING, Severity.INFO
@@ -265,12 +274,12 @@ def test_every_condition_is_in_one_group() -> None:
 
 @_by_name
 def test_examples_are_told_apart_by_their_titles(condition: Condition) -> None:
-    titles = [example.title for example in (*condition.firing, *condition.quiet)]
+    titles = [example.title for example in examples_of(condition).all]
     assert len(set(titles)) == len(titles)
 
 
 def test_also_names_existing_alerts_and_severities() -> None:
     for condition in CONDITIONS:
-        for example in (*condition.firing, *condition.quiet):
+        for example in examples_of(condition).all:
             for name, severities in example.also.items():
                 assert set(severities) <= set(_SEVERITIES[name])

@@ -4,10 +4,8 @@ from typing import Any
 import pytest
 
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.examples.example import Example
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.expressions.predicates import Compare
-from mp_agent.alerting.expressions.signals import Number, Series
+from mp_agent.alerting.expressions.terms import Compare, Number, Series
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import values_in_force
 from mp_agent.errors import CatalogError
@@ -28,8 +26,7 @@ def _condition(**changes: Any) -> Condition:
         "remedies": ("Stop.", "Think."),
         "why": "It helps.",
         "levels": (_LEVEL,),
-        "firing": (Example(title="bad", minutes=3, fires={Severity.WARNING: "It is bad."}),),
-        "quiet": (Example(title="good", minutes=3),),
+        "quiet": ("good",),
     }
     return Condition(**{**fields, **changes})
 
@@ -70,8 +67,6 @@ def test_annotations_hold_the_numbers_in_force_and_the_runbook_of_the_name() -> 
             {"levels": (dataclasses.replace(_LEVEL, when=Compare(Number(1), ">", Number(0))),)},
             "warning looks at no metric",
         ),
-        ({"firing": ()}, "no firing example for warning"),
-        ({"quiet": ()}, "at least one quiet example"),
         ({"levels": (dataclasses.replace(_LEVEL, description="<nap>"),)}, "<nap> names no"),
         ({"levels": (dataclasses.replace(_LEVEL, description="{rank}"),)}, "{rank} is no label"),
         ({"levels": (dataclasses.replace(_LEVEL, description="{run"),)}, "belongs to no mark"),

@@ -13,6 +13,7 @@ from mp_agent.alerting.descriptions import (
 )
 from mp_agent.alerting.values import values_in_force
 from mp_agent.errors import CatalogError
+from tests.alerting.examples.catalog import examples_of
 from tests.alerting.promtool import assert_passes
 
 _VALUES = values_in_force()
@@ -110,7 +111,7 @@ def test_a_description_that_does_not_parse_is_refused_by_its_owner(text: str, pr
 def test_what_examples_expect_is_what_the_records_say() -> None:
     """Without the names that series add, each expected description is one of the level's."""
     for condition in CONDITIONS:
-        for example in condition.firing:
+        for example in examples_of(condition).firing:
             for severity, text in example.fires.items():
                 (level,) = (lv for lv in condition.levels if lv.severity is severity)
                 first = next(part for part in level.parts if isinstance(part, str))

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mp_agent.alerting.duration_text import parse_seconds, prometheus_duration
+from mp_agent.alerting.durations import parse_seconds, prometheus_duration
 from mp_agent.errors import SettingError
 
 

@@ -12,12 +12,13 @@ import yaml
 
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.expressions.predicates import AtTarget, Joined, Predicate
 from mp_agent.alerting.expressions.promql import promql
+from mp_agent.alerting.expressions.terms import AtTarget, Joined, Predicate
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
 from mp_agent.errors import CatalogError
 from tests.alerting.detector.replay import expected, replay, tracks_of
+from tests.alerting.examples.catalog import examples_of
 from tests.alerting.promtool import render_tests, unit_test
 
 _VALUES = values_in_force()
@@ -72,8 +73,7 @@ def _tests(conditions: Sequence[Condition]) -> str:
     whole: dict[str, Any] = {}
     for condition in conditions:
         alone = tuple(
-            dataclasses.replace(example, also={})
-            for example in (*condition.firing, *condition.quiet)
+            dataclasses.replace(example, also={}) for example in examples_of(condition).all
         )
         text = render_tests(_VALUES, RULES_FILE, examples=[(condition, alone)], heading="a test")
         document = yaml.safe_load(text.replace("ALERTS{", f'ALERTS{{alertname="{condition.name}",'))
@@ -91,7 +91,7 @@ def _tests(conditions: Sequence[Condition]) -> str:
 def _wrong(condition: Condition, variants: Sequence[Condition]) -> set[str]:
     """Return the variants for which an example comes out wrong, as the detectors judge it."""
     found: set[str] = set()
-    for example in (*condition.firing, *condition.quiet):
+    for example in examples_of(condition).all:
         replayed = replay(tracks_of(example, _VALUES), example.minutes, _VALUES, variants)
         for variant in variants:
             alerts = expected(variant, example, _VALUES)

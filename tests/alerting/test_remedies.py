@@ -3,8 +3,8 @@
 import re
 
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.conditions.gradients.gradient_explosion import GRADIENT_EXPLOSION
-from mp_agent.alerting.conditions.gradients.gradient_underflow import GRADIENT_UNDERFLOW
+from mp_agent.alerting.conditions.gradient_layers import GRADIENT_UNDERFLOW
+from mp_agent.alerting.conditions.gradient_size import GRADIENT_EXPLOSION
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.remedies import CLIPS, CLIPS_NOT, FP16, Remedy, fitting, remedy_template
 from mp_agent.alerting.values import values_in_force

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import yaml
 
-from mp_agent.alerting.conditions.run.run_failed import RUN_FAILED
+from mp_agent.alerting.conditions.run import RUN_FAILED
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
+from tests.alerting.examples.catalog import examples_of
 from tests.alerting.promtool import assert_passes, render_tests
 
 _NAME = metrics.CONDITION_SINCE_STEP.prometheus_name
@@ -19,7 +20,7 @@ def test_the_step_is_the_earliest_of_the_run_s_own_series(
 ) -> None:
     values = values_in_force()
     (tmp_path / RULES_FILE).write_text(render_rules(values, groups={"one": (RUN_FAILED,)}))
-    examples = ((RUN_FAILED, (RUN_FAILED.firing[0],)),)
+    examples = ((RUN_FAILED, (examples_of(RUN_FAILED).firing[0],)),)
     document = yaml.safe_load(render_tests(values, RULES_FILE, examples=examples, heading="x"))
     (test,) = document["tests"]
     for run, severity, step in (

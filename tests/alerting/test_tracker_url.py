@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mp_agent.alerting.conditions.run.run_failed import RUN_FAILED
+from mp_agent.alerting.conditions.run import RUN_FAILED
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
+from tests.alerting.examples.catalog import examples_of
 from tests.alerting.promtool import assert_passes, render_tests
 
 _NAME = BY_PROMETHEUS_NAME["mp_agent_tracker_info"].prometheus_name
@@ -41,7 +42,7 @@ def test_the_page_is_that_of_the_run_s_first_tracker_with_one(
 ) -> None:
     values = values_in_force()
     (tmp_path / RULES_FILE).write_text(render_rules(values, groups={"one": (RUN_FAILED,)}))
-    examples = ((RUN_FAILED, (RUN_FAILED.firing[0],)),)
+    examples = ((RUN_FAILED, (examples_of(RUN_FAILED).firing[0],)),)
     document = yaml.safe_load(render_tests(values, RULES_FILE, examples=examples, heading="x"))
     (test,) = document["tests"]
     for tracker, address, run in trackers:

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
+from mp_agent.alerting.first_line import FOLLOWS_FROM
 from tests.e2e.observatory import Observation, Observatory
 from tests.e2e.scenarios import SCENARIOS, Scenario
 

@@ -14,9 +14,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from mp_agent.catalog.thresholds import DEFAULTS
-from mp_agent.exporters.status_page.history import StepHistory
 from mp_agent.exporters.status_page.page import status_page
-from mp_agent.exporters.status_page.report import FORMAT, snapshot_report
+from mp_agent.exporters.status_page.report import FORMAT, StepHistory, snapshot_report
 from mp_agent.records.views import TrackerLink
 from tests.agent.node.builders import merged_step
 from tests.exporters.status_page.test_report import CONDITION, TRACKER, with_view

@@ -4,9 +4,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from mp_agent.catalog.metric import Kind
+from mp_agent.catalog.metric import Family, HistogramValue, Kind, Sample, Snapshot
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
-from mp_agent.catalog.snapshot import Family, HistogramValue, Sample, Snapshot
 from mp_agent.exporters.prometheus import render
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.9,text/plain;version=0.0.4;q=0.5"

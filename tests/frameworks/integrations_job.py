@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 import mp_agent
-from mp_agent.probe.processes import condition_callbacks
-from mp_agent.ring.conditions_file import ConditionNews, write_conditions
+from mp_agent.probe.processes import callbacks
 from mp_agent.ring.locations import run_directory
+from mp_agent.ring.run_files import ConditionNews, write_conditions
 from tests.agent.records.samples import make_event
 from tests.frameworks.phases_seen import PhasesSeen
 from tests.gloo import end_process_group
@@ -161,7 +161,7 @@ def train_with_accelerate(directory: Path) -> None:
 
 @contextmanager
 def conditions_polled_at_every_step() -> Iterator[None]:
-    with patch.object(condition_callbacks, "POLL_INTERVAL_SECONDS", 0.0):
+    with patch.object(callbacks, "POLL_INTERVAL_SECONDS", 0.0):
         yield
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from mp_agent.catalog.metrics.reinforcement.quantities import correlation, k3
+from mp_agent.catalog.metrics.reinforcement import correlation, k3
 from mp_agent.probe.probe import Probe
 from mp_agent.records.columns import LOGPROBS, by_name
 from mp_agent.ring.writer import RingWriter

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mp_agent.probe.hooks.keras import CLIPPED_ALONE
+from mp_agent.probe.hooks.libraries import CLIPPED_ALONE
 from mp_agent.ring import locations
 from tests.agent.probe.rings import RingContents, merge_rings, read_ring
 from tests.frameworks import own_optimizers_job

@@ -196,8 +196,8 @@ def test_switch_transformers_tell_which_tokens_were_dropped(tmp_path):
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_deepspeeds_gate_tells_its_load_and_what_it_dropped(top_k, sparse):
     sharded_moe = pytest.importorskip("deepspeed.moe.sharded_moe")
-    from mp_agent.probe.routers.gates import read_of_class
-    from mp_agent.probe.routers.statistics import router_row
+    from mp_agent.probe.instruments.router_gates import read_of_class
+    from mp_agent.probe.instruments.routers import router_row
 
     torch.manual_seed(1)
     gate = sharded_moe.TopKGate(

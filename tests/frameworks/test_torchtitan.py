@@ -12,7 +12,7 @@ import torch
 
 import mp_agent
 from mp_agent.ring import locations
-from mp_agent.ring.conditions_file import ConditionNews, write_conditions
+from mp_agent.ring.run_files import ConditionNews, write_conditions
 from tests.agent.probe.rings import read_ring
 from tests.agent.records.samples import make_event
 
@@ -67,9 +67,9 @@ class Trainer:
 
 @pytest.fixture
 def run_dir(tmp_path, monkeypatch):
-    from mp_agent.probe.processes import condition_callbacks
+    from mp_agent.probe.processes import callbacks
 
-    monkeypatch.setattr(condition_callbacks, "POLL_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(callbacks, "POLL_INTERVAL_SECONDS", 0.0)
     yield locations.run_directory(tmp_path, "titan")
     mp_agent.shutdown()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mp_agent.probe.statistics import GradientStatistics, for_device
-from mp_agent.probe.statistics.packed.statistics import PackedStatistics
+from mp_agent.probe.statistics.packed import PackedStatistics
 from tests.agent.probe.simulated_device import SimulatedDevice, install
 
 

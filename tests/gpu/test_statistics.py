@@ -9,7 +9,7 @@ import torch
 from mp_agent.probe.statistics import GradientStatistics, for_device
 from mp_agent.probe.statistics.fused.build import DISTRIBUTION_KERNELS, _say_once, launchable
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
-from mp_agent.probe.statistics.packed.statistics import PackedStatistics
+from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.records.columns import DISTRIBUTION
 from tests.agent.probe.statistics.distributions import assert_distribution, beside_every_edge
 from tests.agent.probe.statistics.gradients import DTYPES, LAYOUTS, VALUES, normal

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.node.accounting.ranks.stragglers import STANDING_SECONDS
+from mp_agent.node.accounting.ranks import STANDING_SECONDS
 from tests.hosts.failures import BOUND_SECONDS, missing_ranks, rank_pid, start
 from tests.hosts.network import network
 

@@ -9,8 +9,13 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from mp_agent.advice.report.model import GradientFacts, Recommendation, TrainingMemory
-from mp_agent.advice.report.text import environment_facts, size_text
+from mp_agent.advice.report.model import (
+    GradientFacts,
+    Recommendation,
+    TrainingMemory,
+    environment_facts,
+    size_text,
+)
 from mp_agent.compare.report.text import percent, scientific
 
 _ROWS = 8

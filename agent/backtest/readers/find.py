@@ -7,19 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.csv_table import CSV_TABLE
 from mp_agent.backtest.readers.flight import FLIGHT
 from mp_agent.backtest.readers.format import HEAD_BYTES, LogFormat
-from mp_agent.backtest.readers.json_lines import JSON_LINES
-from mp_agent.backtest.readers.json_table import JSON_TABLE
 from mp_agent.backtest.readers.mlflow import MLFLOW
 from mp_agent.backtest.readers.prometheus import read_prometheus
-from mp_agent.backtest.readers.tensorboard import TENSORBOARD
-from mp_agent.backtest.readers.text.deepspeed import DEEPSPEED
-from mp_agent.backtest.readers.text.fairseq import FAIRSEQ
-from mp_agent.backtest.readers.text.megatron import MEGATRON
-from mp_agent.backtest.readers.transformers import TRANSFORMERS
-from mp_agent.backtest.readers.wandb import WANDB
+from mp_agent.backtest.readers.tables import CSV_TABLE, JSON_LINES, JSON_TABLE, TRANSFORMERS
+from mp_agent.backtest.readers.tensorboard import TENSORBOARD, WANDB
+from mp_agent.backtest.readers.text import DEEPSPEED, FAIRSEQ, MEGATRON
 from mp_agent.errors import LogError, SourceError
 from mp_agent.inputs.addresses import is_address, shown_address
 from mp_agent.inputs.files import encoding_of, open_regular

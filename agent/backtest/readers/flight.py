@@ -7,7 +7,7 @@ from pathlib import Path
 from mp_agent.backtest.log.training_log import Point, Quantity, ReadOptions, TrainingLog
 from mp_agent.backtest.readers.format import LogFormat
 from mp_agent.errors import FlightError, LogError
-from mp_agent.flight.record.load import load
+from mp_agent.flight.record.evidence import load
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.flight.replay import merged_items
 from mp_agent.records.columns import ACTIVATIONS, DISTRIBUTION, FP8, GRADIENTS, OPTIMIZER

@@ -13,7 +13,7 @@ from mp_agent.backtest.log.training_log import Point, Quantity, ReadOptions, Scr
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.errors import AnswerTooLarge, LogError, SourceError
 from mp_agent.inputs.addresses import shown_address
-from mp_agent.inputs.prometheus import Matrix, ask
+from mp_agent.inputs.http import Matrix, ask
 
 _NAME = "prometheus"
 _POINTS_PER_QUERY = 10_000

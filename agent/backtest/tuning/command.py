@@ -12,20 +12,29 @@ from rich.table import Table
 from rich.text import Text
 
 from mp_agent.alerting.values import Values
-from mp_agent.backtest.labels import HEALTHY, WRONG, label_of, read_labels
-from mp_agent.backtest.many import Job, split
 from mp_agent.backtest.options import (
+    HEALTHY,
+    WRONG,
+    Job,
     judge_with_bar,
+    label_of,
     log_options,
+    read_labels,
     read_options,
+    split,
     values_of,
 )
 from mp_agent.backtest.readers.find import Source, expand
 from mp_agent.backtest.report.terminal import print_failures
 from mp_agent.backtest.results import RunResult
-from mp_agent.backtest.tuning.files import chart_values_text, settings_text
 from mp_agent.backtest.tuning.knobs import values_with
-from mp_agent.backtest.tuning.search import Search, Tuning, alarms_of
+from mp_agent.backtest.tuning.search import (
+    Search,
+    Tuning,
+    alarms_of,
+    chart_values_text,
+    settings_text,
+)
 from mp_agent.errors import LogError
 from mp_agent.inputs.addresses import shown_address
 from mp_agent.output import Console, refuse, write_whole

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, log, sqrt
+from typing import Any
+
+import yaml
 
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.severity import Severity
@@ -248,3 +251,46 @@ def _cost(factors: Mapping[str, float]) -> tuple[int, float]:
     """Return how many alarms a knob cannot stop, and how far it moves for the others."""
     finite = [log(factor) for factor in factors.values() if factor < inf]
     return sum(factor == inf for factor in factors.values()), max(finite, default=inf)
+
+
+def settings_text(
+    proposal: Proposal, heading: Iterable[str], changes: Iterable[ThresholdChange]
+) -> str:
+    """Return the settings file that node agents, `mp-agent rules` and `backtest` take."""
+    table: dict[str, Any] = {}
+    if proposal.thresholds:
+        table["thresholds"] = dict(proposal.thresholds)
+    if proposal.severities:
+        table["alerts"] = dict(proposal.severities)
+    return _commented(heading, changes) + _yaml(table)
+
+
+def chart_values_text(
+    proposal: Proposal, heading: Iterable[str], changes: Iterable[ThresholdChange]
+) -> str:
+    """Return the same as values of the chart, which gives them to rules, dashboards and jobs."""
+    rules: dict[str, Any] = {}
+    if proposal.thresholds:
+        rules["thresholds"] = dict(proposal.thresholds)
+    for name, severity in proposal.severities.items():
+        condition, _, level = name.partition(".")
+        rules.setdefault("severities", {}).setdefault(condition, {})[level] = severity
+    return _commented(heading, changes) + _yaml({"rules": rules} if rules else {})
+
+
+def _commented(heading: Iterable[str], changes: Iterable[ThresholdChange]) -> str:
+    lines = [*heading, *(_reason(change) for change in changes)]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _reason(change: ThresholdChange) -> str:
+    runs = ", ".join(change.runs[:3]) + (", …" if len(change.runs) > 3 else "")
+    text = f"{change.name}: {change.before} -> {change.proposed}; {change.condition} of {runs}"
+    if change.limit is None:
+        return f"{text}; no threshold stops it"
+    return f"{text}; stops at {change.limit:g}, margin {change.margin:.3g}"
+
+
+def _yaml(table: dict[str, Any]) -> str:
+    # `off` would be read as a boolean unless it is quoted, which the dumper does.
+    return yaml.safe_dump(table, sort_keys=False) if table else "{}\n"

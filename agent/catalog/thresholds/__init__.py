@@ -6,17 +6,21 @@ catalog renders rules from them, dashboards draw them. The setting `thresholds` 
 
 from collections.abc import Mapping
 
-from mp_agent.catalog.thresholds.activations import ACTIVATION_THRESHOLDS
-from mp_agent.catalog.thresholds.fp8 import FP8_THRESHOLDS
-from mp_agent.catalog.thresholds.gradients import GRADIENT_THRESHOLDS
-from mp_agent.catalog.thresholds.loss_scale import LOSS_SCALE_THRESHOLDS
-from mp_agent.catalog.thresholds.optimizer import OPTIMIZER_THRESHOLDS
-from mp_agent.catalog.thresholds.reinforcement import REINFORCEMENT_THRESHOLDS
-from mp_agent.catalog.thresholds.routers import ROUTER_THRESHOLDS
-from mp_agent.catalog.thresholds.run import RUN_THRESHOLDS
-from mp_agent.catalog.thresholds.tensors import TENSOR_THRESHOLDS
+from mp_agent.catalog.thresholds.tensors import (
+    ACTIVATION_THRESHOLDS,
+    FP8_THRESHOLDS,
+    GRADIENT_THRESHOLDS,
+    ROUTER_THRESHOLDS,
+    TENSOR_THRESHOLDS,
+)
 from mp_agent.catalog.thresholds.threshold import Threshold
-from mp_agent.catalog.thresholds.training import TRAINING_THRESHOLDS
+from mp_agent.catalog.thresholds.training import (
+    LOSS_SCALE_THRESHOLDS,
+    OPTIMIZER_THRESHOLDS,
+    REINFORCEMENT_THRESHOLDS,
+    RUN_THRESHOLDS,
+    TRAINING_THRESHOLDS,
+)
 from mp_agent.errors import SettingError
 
 __all__ = [

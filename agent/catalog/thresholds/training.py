@@ -1,6 +1,113 @@
-"""Limits of the loss, the learning rate, and of steps that train nothing."""
+"""Thresholds of loss scale, loss, learning rate, reinforcement learning and the run."""
 
 from mp_agent.catalog.thresholds.threshold import Threshold
+
+LOSS_SCALE_THRESHOLDS = (
+    Threshold(
+        name="loss_scale_low",
+        value=128.0,
+        unit="{scale}",
+        meaning="loss scale that, while still falling, leaves FP16 too little range",
+        below="loss_scale_very_low",
+    ),
+    Threshold(
+        name="loss_scale_very_low",
+        value=1024.0,
+        unit="{scale}",
+        meaning="loss scale far below the healthy 32 768 to 65 536",
+        below="loss_scale_reduced",
+    ),
+    Threshold(
+        name="loss_scale_reduced",
+        value=10000.0,
+        unit="{scale}",
+        meaning="loss scale below the healthy 32 768 to 65 536",
+    ),
+    Threshold(
+        name="loss_scale_share_of_initial",
+        value=0.01,
+        unit="1",
+        meaning="share of its initial value below which the loss scale has collapsed",
+    ),
+    Threshold(
+        name="loss_scale_share_of_calibrated",
+        value=0.125,
+        unit="1",
+        meaning="share of its calibrated value at which the loss scale has fallen",
+    ),
+    Threshold(
+        name="loss_scale_decreases_in_row",
+        value=5.0,
+        unit="{change}",
+        meaning="consecutive downward changes of the loss scale without an upward one",
+    ),
+    Threshold(
+        name="loss_scale_floor",
+        value=1.0,
+        unit="{scale}",
+        meaning="loss scale at which GradScaler no longer helps",
+        below="loss_scale_low",
+    ),
+    Threshold(
+        name="floor_skips",
+        value=3.0,
+        unit="{step}",
+        meaning="skipped steps at the loss scale's floor from which lowering it does not help",
+        below="floor_skip_steps",
+    ),
+    Threshold(
+        name="floor_skip_steps",
+        value=100.0,
+        unit="{step}",
+        meaning="steps within which floor_skips of them mean that training has stalled",
+    ),
+    Threshold(
+        name="overflow_warning",
+        value=0.01,
+        unit="1",
+        meaning="skipped steps per attempted step; healthy is 1 in 2000",
+        below="overflow_critical",
+    ),
+    Threshold(
+        name="overflow_critical",
+        value=0.1,
+        unit="1",
+        meaning="skipped steps per attempted step at which training makes little progress",
+    ),
+    Threshold(
+        name="calibration_steps",
+        value=500.0,
+        unit="{step}",
+        meaning="steps during which GradScaler may still calibrate its scale",
+    ),
+    Threshold(
+        name="loss_scale_net_decreases",
+        value=3.0,
+        unit="{change}",
+        meaning="downward minus upward changes of the loss scale from which it is falling",
+    ),
+    Threshold(
+        name="overflow_rising",
+        value=0.001,
+        unit="1",
+        meaning="skipped steps per attempted step above which a rising share is a warning",
+        below="overflow_warning",
+    ),
+    Threshold(
+        name="overflow_skips",
+        value=3.0,
+        unit="{step}",
+        meaning="skipped steps below which a share of slow steps is not significant",
+        below="overflow_steps",
+    ),
+    Threshold(
+        name="overflow_steps",
+        value=100.0,
+        unit="{step}",
+        meaning="steps below which overflow_long_window is used instead of overflow_window",
+    ),
+)
+
 
 TRAINING_THRESHOLDS = (
     Threshold(
@@ -89,5 +196,109 @@ TRAINING_THRESHOLDS = (
         value=0.01,
         unit="1",
         meaning="share of the loss below which its deviation is not significant",
+    ),
+)
+
+
+OPTIMIZER_THRESHOLDS = (
+    Threshold(
+        name="moment_rms_high",
+        value=2.3,
+        unit="{factor}",
+        meaning="root of the mean of squared gradients divided by Adam's second moment, of a "
+        "layer, from which the moments are out of date",
+    ),
+    Threshold(
+        name="moment_rms_samples",
+        value=2.0,
+        unit="{sample}",
+        meaning="consecutive samples with such a root",
+    ),
+    Threshold(
+        name="updates_lost",
+        value=0.5,
+        unit="1",
+        meaning="share of the updates of 16-bit weights whose loss in rounding stops learning",
+    ),
+    Threshold(
+        name="adam_below_epsilon",
+        value=0.5,
+        unit="1",
+        meaning="share of elements whose second moment is below epsilon that is unsafe",
+    ),
+)
+
+
+REINFORCEMENT_THRESHOLDS = (
+    Threshold(
+        name="logprob_k3_high",
+        value=0.01,
+        unit="{nat}",
+        meaning="k3 estimate of the KL divergence of sampler and trainer that rounding in 16 bits "
+        "alone seldom reaches",
+        below="logprob_k3_extreme",
+    ),
+    Threshold(
+        name="logprob_k3_extreme",
+        value=0.1,
+        unit="{nat}",
+        meaning="k3 estimate at which sampler and trainer are different policies",
+    ),
+    Threshold(
+        name="logprob_delta_tail",
+        value=0.1,
+        unit="{nat}",
+        meaning="difference of the log-probabilities that one token in a thousand must exceed: a "
+        "k3 estimate of a few extreme tokens alone is not judged",
+    ),
+    Threshold(
+        name="logprob_steps",
+        value=3.0,
+        unit="{step}",
+        meaning="steps within logprob_window on which trainer and sampler must differ",
+    ),
+)
+
+
+RUN_THRESHOLDS = (
+    Threshold(
+        name="straggler_ratio",
+        value=1.3,
+        unit="{factor}",
+        meaning="compute time of a rank, divided by the median of all ranks, from which it is a "
+        "straggler",
+    ),
+    Threshold(
+        name="straggler_share",
+        value=0.05,
+        unit="1",
+        meaning="share of the usual step time from which the cost of a straggler matters",
+    ),
+    Threshold(
+        name="unreduced_steps",
+        value=64.0,
+        unit="{step}",
+        meaning="consecutive steps of replicas with gradients of their own, without weights that "
+        "are equal again, after which no averaging is to be expected; more than the period of "
+        "local SGD, and 8 times as many where no wrapper shows that they are replicas",
+    ),
+    Threshold(
+        name="restarts",
+        value=7.0,
+        unit="{attempt}",
+        meaning="attempts within restarts_window that preemption alone does not explain",
+    ),
+    Threshold(
+        name="phase_growth",
+        value=5.0,
+        unit="{factor}",
+        meaning="time in evaluation or a checkpoint, divided by the run's longest so far, that "
+        "is a hang",
+    ),
+    Threshold(
+        name="stall_steps",
+        value=10.0,
+        unit="{step}",
+        meaning="usual step times that a pause must exceed to be a stall",
     ),
 )

@@ -1,10 +1,45 @@
-"""The result of a comparison of precisions, as data."""
+"""A comparison as data: errors of tensors, modules and roles, and what follows from them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from enum import Enum
+from math import isfinite
+from typing import Any
 
-from mp_agent.compare.report.tensor_error import TensorError
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorError:
+    """Differences between a candidate and its reference, over one or several tensors.
+
+    Sums and the cosine are over the elements that are finite on both sides; what is finite in the
+    reference alone is counted in `overflow_ratio` and `nan_ratio`.
+    """
+
+    elements: int
+    relative_l2: float
+    """‖candidate − reference‖₂ / ‖reference‖₂; 0 where both are zero, Inf where only the latter."""
+    mean_abs: float
+    max_abs: float
+    ulps_mean: float
+    """In units in the last place of the candidate's format, at the reference's magnitude."""
+    ulps_max: float
+    cosine: float
+    overflow_ratio: float
+    """±Inf in the candidate where the reference is finite, 0 to 1 of all elements."""
+    nan_ratio: float
+    """NaN in the candidate where the reference is finite."""
+    underflow_ratio: float
+    """Zero in the candidate where the reference is not."""
+    subnormal_ratio: float
+    """Not zero, but below the smallest normal number of the candidate's format."""
+    reference_nonfinite_ratio: float
+    """NaN and ±Inf in the reference."""
+
+    @property
+    def nonfinite_ratio(self) -> float:
+        """±Inf and NaN that the reference does not have."""
+        return self.overflow_ratio + self.nan_ratio
 
 
 class ErrorRole(Enum):
@@ -156,12 +191,126 @@ class PrecisionReport:
 
     def as_json(self) -> str:
         """Return the report as JSON; docs/compare.md describes it."""
-        from mp_agent.compare.report.document import as_json
-
         return as_json(self)
 
     def as_html(self) -> str:
         """Return the report as one HTML page that loads nothing."""
-        from mp_agent.compare.report.html.page import as_html
+        from mp_agent.compare.report.page import as_html
 
         return as_html(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleSummary:
+    """All calls of a module; errors are those of its worst call."""
+
+    module: str
+    kind: str
+    calls: int
+    worst: CallComparison
+    """The call whose output errs most."""
+    own: TensorError | None
+    own_missing: str
+    gradient: TensorError | None
+    gradient_own: TensorError | None
+
+    @property
+    def role(self) -> ErrorRole:
+        """Of the worst call."""
+        return self.worst.role
+
+
+def module_summaries(calls: Sequence[CallComparison]) -> tuple[ModuleSummary, ...]:
+    """Return a summary of each module, in the order of their first calls' ends."""
+    grouped: dict[str, list[CallComparison]] = {}
+    for call in calls:
+        grouped.setdefault(call.module, []).append(call)
+    return tuple(_summary(group) for group in grouped.values())
+
+
+def _summary(calls: Sequence[CallComparison]) -> ModuleSummary:
+    worst = max(calls, key=lambda call: _badness(call.output))
+    return ModuleSummary(
+        module=worst.module,
+        kind=worst.kind,
+        calls=len(calls),
+        worst=worst,
+        own=_worst(call.own for call in calls),
+        own_missing=next((call.own_missing for call in calls if call.own_missing), ""),
+        gradient=_worst(call.gradient for call in calls),
+        gradient_own=_worst(call.gradient_own for call in calls),
+    )
+
+
+def _worst(errors: Iterable[TensorError | None]) -> TensorError | None:
+    return max((one for one in errors if one is not None), key=_badness, default=None)
+
+
+def _badness(error: TensorError) -> tuple[float, float]:
+    return (error.nonfinite_ratio, error.relative_l2)
+
+
+_FACTOR = 2.0
+_NEGLIGIBLE = 1e-3
+"""Of the format's own rounding error."""
+
+
+def role_of(
+    input_error: float,
+    input_nonfinite: bool,
+    output: TensorError,
+    own: TensorError | None,
+    unit_roundoff: float,
+) -> ErrorRole:
+    """Return the role of a call: errors are relative, L2.
+
+    Where the output is not finite, the error begins at the call only if what it read was finite.
+    Without its own error, an output error that is new is taken for one that begins.
+    """
+    if not output.elements:
+        return ErrorRole.UNKNOWN
+    if output.nonfinite_ratio > 0:
+        if own is not None and own.nonfinite_ratio > 0:
+            return ErrorRole.BEGINS
+        return ErrorRole.HANDED_ON if input_nonfinite else ErrorRole.BEGINS
+    made, total = own.relative_l2 if own else 0.0, output.relative_l2
+    if total <= unit_roundoff * _NEGLIGIBLE and input_error <= unit_roundoff * _NEGLIGIBLE:
+        return ErrorRole.HANDED_ON
+    if made >= input_error / _FACTOR and made > 0:
+        return ErrorRole.BEGINS
+    if total > _FACTOR * input_error:
+        return ErrorRole.AMPLIFIED if own is not None and input_error > 0 else ErrorRole.BEGINS
+    return ErrorRole.REDUCED if total < input_error / _FACTOR else ErrorRole.HANDED_ON
+
+
+FORMAT = "mp_agent precision comparison"
+VERSION = 1
+"""Rises when a key changes its meaning or goes; keys may be added without it."""
+
+
+def as_json(report: PrecisionReport) -> str:
+    """Return the report as JSON; a number that is not finite is null."""
+    return json.dumps(as_dict(report), indent=2, ensure_ascii=True, allow_nan=False)
+
+
+def as_dict(report: PrecisionReport) -> dict[str, Any]:
+    """Return the report as plain values."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "passed": list(report.passed),
+        **plain(asdict(report)),
+    }
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: enumerations by value, null for what is not finite."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value

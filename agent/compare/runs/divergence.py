@@ -1,13 +1,117 @@
-"""Where two runs part: quantities and layers at equal steps."""
+"""Where two runs part: their numbers by step, and the gradient norms of their layers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import inf, isfinite
+from dataclasses import dataclass, field, replace
+from math import ceil, inf, isfinite
 from statistics import median
 
-from mp_agent.compare.runs.alignment import aligned, interval_steps
-from mp_agent.compare.runs.series import MARKS, QUANTITIES, RunSeries
 from mp_agent.errors import CompareError
+from mp_agent.flight.postmortem.diagnosis import RunHistory
+from mp_agent.records.merged import MergedStep
+
+QUANTITIES = {
+    "loss": "loss",
+    "grad_norm": "gradient norm",
+    "grad_abs_max": "largest gradient",
+    "learning_rate": "learning rate",
+}
+"""What is compared at equal steps, by the name that JSON has."""
+
+MARKS = {
+    "loss_nonfinite": "loss NaN or Inf",
+    "gradients_nonfinite": "gradients NaN or Inf",
+    "skipped": "step skipped",
+}
+"""What only one of the runs may have at a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """One step: quantities that were observed, and marks."""
+
+    values: Mapping[str, float]
+    marks: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSeries:
+    """A run by the trainer's number of its steps; of a step that was trained twice, the later."""
+
+    name: str
+    source: str
+    steps: Mapping[int, RunStep]
+    layers: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Gradient norms by layer at sampled steps; NaN where a layer has NaN or Inf."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    scraped_steps: float = 0.0
+    """Steps from one scrape to the next, where only those that a scrape saw are there; else 0."""
+
+
+def series_of_history(
+    name: str, source: str, history: RunHistory, facts: Mapping[str, str]
+) -> RunSeries:
+    """Return the series of a run whose ranks have been merged."""
+    numbers = {step.sequence: step.step for step in history.steps}
+    layers = {}
+    for table in history.tables:
+        if table.sequence in numbers and table.complete:
+            norms = table.column("sum_squares").clip(min=0.0) ** 0.5
+            norms[table.nonfinite > 0] = float("nan")
+            layers[numbers[table.sequence]] = dict(zip(table.names, norms.tolist(), strict=True))
+    return RunSeries(
+        name=name,
+        source=source,
+        steps={step.step: _step(step) for step in history.steps},
+        layers=layers,
+        facts=facts,
+    )
+
+
+def _step(step: MergedStep) -> RunStep:
+    judged = step.gradients_judged
+    observed = {
+        "loss": step.get("loss"),
+        "grad_norm": step.grad_norm if judged else None,
+        "grad_abs_max": step.get("abs_max") if judged else None,
+        "learning_rate": step.get("learning_rate"),
+    }
+    marks = {
+        "loss_nonfinite": step.flag("loss_nonfinite"),
+        "gradients_nonfinite": step.gradient_nonfinite_elements > 0,
+        "skipped": step.skipped,
+    }
+    return RunStep(
+        {name: value for name, value in observed.items() if value is not None},
+        frozenset(name for name, holds in marks.items() if holds),
+    )
+
+
+def interval_steps(first: RunSeries, second: RunSeries) -> int:
+    """Return within how many steps two runs can be matched; 1: exactly."""
+    return max(1, ceil(max(first.scraped_steps, second.scraped_steps)))
+
+
+def aligned(run: RunSeries, interval: int) -> RunSeries:
+    """Return a run with a step per interval, called by its first; the same run for 1.
+
+    Values are medians over the steps of the interval, and it has the marks of all of them.
+    """
+    if interval == 1:
+        return run
+    groups: dict[int, list[RunStep]] = {}
+    for number in sorted(run.steps):
+        groups.setdefault(number // interval * interval, []).append(run.steps[number])
+    return replace(run, steps={begin: _joined(steps) for begin, steps in groups.items()})
+
+
+def _joined(steps: list[RunStep]) -> RunStep:
+    values: dict[str, list[float]] = {}
+    for step in steps:
+        for quantity, value in step.values.items():
+            values.setdefault(quantity, []).append(value)
+    medians: Mapping[str, float] = {name: median(found) for name, found in values.items()}
+    return RunStep(medians, frozenset().union(*(step.marks for step in steps)))
+
 
 FLOORS: Mapping[str, float] = {
     "loss": 0.01,

@@ -1,6 +1,9 @@
-"""Prints the comparison of two runs."""
+"""The comparison of two runs in words, for a terminal and as JSON."""
 
+import json
 from bisect import bisect_left
+from dataclasses import asdict
+from math import isfinite
 
 from rich.console import Console
 from rich.panel import Panel
@@ -8,10 +11,65 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from mp_agent.compare.runs.divergence import RunComparison
-from mp_agent.compare.runs.series import MARKS, QUANTITIES
-from mp_agent.compare.runs.text import departure_text, difference_text, verdict
+from mp_agent.compare.report.model import plain
+from mp_agent.compare.runs.divergence import MARKS, QUANTITIES, Departure, RunComparison
 from mp_agent.flight.report.text import number
+
+
+def verdict(comparison: RunComparison) -> str:
+    """Return where the runs part, in one sentence."""
+    steps = comparison.steps
+    departure = comparison.departure
+    if departure is None:
+        return f"The runs agree from step {steps[0]} to {steps[-1]}."
+    return f"The runs part at step {departure.step}: {departure_text(departure)}."
+
+
+def departure_text(departure: Departure) -> str:
+    """Return what differs, and by how much."""
+    if departure.quantity in MARKS:
+        which = "the first" if departure.first else "the second"
+        return f"{MARKS[departure.quantity]} in {which} run alone"
+    name = departure.layer or QUANTITIES[departure.quantity]
+    values = f"{_value(departure.first)} against {_value(departure.second)}"
+    return f"{name} {values}, {difference_text(departure.difference)} apart"
+
+
+def difference_text(difference: float | None) -> str:
+    """Return a relative difference in percent."""
+    if difference is None:
+        return "–"
+    return f"{100 * difference:.3g} %" if isfinite(difference) else "NaN or Inf"
+
+
+def _value(value: float | None) -> str:
+    return "NaN or Inf" if value is not None and not isfinite(value) else number(value)
+
+
+FORMAT = "mp_agent run comparison"
+VERSION = 1
+"""Rises when a key changes its meaning or goes; keys may be added without it."""
+
+
+def runs_as_json(comparison: RunComparison) -> str:
+    """Return the comparison as JSON; a number that is not finite is null."""
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "verdict": verdict(comparison),
+        "runs": [
+            {"name": run.name, "source": run.source, "steps": len(run.steps)}
+            for run in (comparison.first, comparison.second)
+        ],
+        "departures": [asdict(one) for one in comparison.departures],
+        "layers": [asdict(one) for one in comparison.layers],
+        "limits": dict(comparison.limits),
+        "step": list(comparison.steps),
+        "differences": {name: list(values) for name, values in comparison.differences.items()},
+        "notes": list(comparison.notes),
+    }
+    return json.dumps(plain(document), indent=2, ensure_ascii=True, allow_nan=False)
+
 
 _BEFORE = 4
 _ALWAYS_SHOWN = ("loss", "grad_norm")

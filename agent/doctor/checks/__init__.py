@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from mp_agent.doctor.check_result import CheckResult, unknown
-from mp_agent.doctor.checks import coverage, endpoint, memory, otlp, prometheus, runs, settings
-from mp_agent.doctor.machine import Machine
+from mp_agent.doctor.checks import export, prometheus, runs, settings
+from mp_agent.doctor.machine import CheckResult, Machine, unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +25,20 @@ MACHINE_CHECKS = (
     Check("node-agent-setting", "Who starts the node agent?", settings.node_agent),
     Check("exporters", "Which exporters are on?", settings.exporters),
     Check("access", "Do TLS and password settings fit together?", settings.port_settings),
-    Check("shared-memory", "Can the shared memory be used?", memory.directory),
-    Check("removed-rings", "Did something remove a job's rings?", memory.removed_rings),
+    Check("shared-memory", "Can the shared memory be used?", runs.directory),
+    Check("removed-rings", "Did something remove a job's rings?", runs.removed_rings),
     Check("runs", "Do ranks write?", runs.runs),
     Check("rings", "Can every ring be read?", runs.rings),
     Check("node-agent", "Does a node agent watch every run?", runs.agents),
     Check("log", "What does its log say?", runs.log_files),
     Check("port", "Does it have its port?", runs.port),
-    Check("health", "Does it answer?", endpoint.health),
-    Check("metrics", "Does it show series?", endpoint.metrics),
-    Check("losses", "Is anything lost?", endpoint.losses),
-    Check("unsupported", "Is anything not supported?", endpoint.unsupported),
-    Check("root", "Do the nodes reach the root agent?", coverage.root),
-    Check("coverage", "Do the numbers cover all ranks?", coverage.coverage),
-    Check("otlp", "Do pushes have somewhere to go?", otlp.otlp),
+    Check("health", "Does it answer?", export.health),
+    Check("metrics", "Does it show series?", export.metrics),
+    Check("losses", "Is anything lost?", export.losses),
+    Check("unsupported", "Is anything not supported?", export.unsupported),
+    Check("root", "Do the nodes reach the root agent?", prometheus.root),
+    Check("coverage", "Do the numbers cover all ranks?", prometheus.coverage),
+    Check("otlp", "Do pushes have somewhere to go?", export.otlp),
 )
 
 PROMETHEUS_CHECKS = (

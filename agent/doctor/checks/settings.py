@@ -3,8 +3,7 @@
 import difflib
 from collections.abc import Iterator
 
-from mp_agent.doctor.check_result import CheckResult, ok, unknown, wrong
-from mp_agent.doctor.machine import Machine
+from mp_agent.doctor.machine import CheckResult, Machine, ok, unknown, wrong
 from mp_agent.errors import SettingError
 from mp_agent.inputs.addresses import shown_message
 from mp_agent.node.http.auth import access

@@ -1,11 +1,135 @@
-"""What `mp_agent.evaluate_plan` returns."""
+"""What mixed precision should reach, what was measured, and whether it did."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
 from itertools import pairwise
+from math import comb, isfinite
+from statistics import fmean, median
 
-from mp_agent.advice.environment import Environment
-from mp_agent.advice.plan import PrecisionPlan
-from mp_agent.evaluate.targets import Outcome, PlanTarget
+from mp_agent.advice.plan import Environment, PrecisionPlan
+from mp_agent.compare.report.model import plain
+from mp_agent.compare.report.text import percent
+
+SPEED_RATIO = 2.0
+MEMORY_SAVED_RATIO = 0.3
+LOSS_DIFFERENCE_RATIO = 0.005
+TENSOR_CORE_RATIO = 0.8
+
+
+class Outcome(Enum):
+    """Whether a target is reached."""
+
+    MET = "met"
+    MISSED = "missed"
+    NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTarget:
+    """One target with what was measured."""
+
+    name: str
+    """`speed`, `memory`, `loss` or `tensor cores`."""
+    target: str
+    value: str
+    outcome: Outcome
+
+
+def speed_target(ratio: float, low: float, high: float) -> PlanTarget:
+    """Return the target of the speed-up; low, high: its interval."""
+    return PlanTarget(
+        name="speed",
+        target=f"time of FP32 ÷ time of the plan > {SPEED_RATIO:g}",
+        value=f"{ratio:.2f} (90 % interval {low:.2f} to {high:.2f})",
+        outcome=_outcome(ratio > SPEED_RATIO),
+    )
+
+
+def memory_target(saved_ratio: float) -> PlanTarget:
+    """Return the target of the memory saved."""
+    return PlanTarget(
+        name="memory",
+        target=f"memory saved > {percent(MEMORY_SAVED_RATIO)}",
+        value=percent(saved_ratio) if saved_ratio >= 0 else f"-{percent(-saved_ratio)}",
+        outcome=_outcome(saved_ratio > MEMORY_SAVED_RATIO),
+    )
+
+
+def loss_target(difference: float | None, noise: float | None) -> PlanTarget:
+    """Return the target of the loss; difference: None for a loss that is not finite.
+
+    noise: the same of FP32 from weights that differ in their last bit.
+    """
+    value = "the loss is not finite" if difference is None else percent(difference)
+    if noise is not None:
+        value += f" (FP32 from weights one last bit apart: {percent(noise)})"
+    return PlanTarget(
+        name="loss",
+        target=f"difference of the loss < {percent(LOSS_DIFFERENCE_RATIO)}",
+        value=value,
+        outcome=_outcome(difference is not None and difference < LOSS_DIFFERENCE_RATIO),
+    )
+
+
+def tensor_core_target(eligible_ratio: float) -> PlanTarget:
+    """Return the target of tensor cores, which only a profiler of the GPU measures."""
+    return PlanTarget(
+        name="tensor cores",
+        target=f"utilization of tensor cores > {percent(TENSOR_CORE_RATIO)}",
+        value=f"{percent(eligible_ratio)} of the products have dimensions for them",
+        outcome=Outcome.NOT_MEASURED,
+    )
+
+
+def _outcome(met: bool) -> Outcome:
+    return Outcome.MET if met else Outcome.MISSED
+
+
+_CONFIDENCE = 0.9
+
+
+def paired_ratio(
+    numerators: Sequence[float], denominators: Sequence[float]
+) -> tuple[float, tuple[float, float]]:
+    """Return the median of the ratios of pairs, and its 90 % interval.
+
+    The interval lies between two order statistics: the number of ratios below the true median is
+    binomial with probability 1/2. With fewer than five pairs it is their whole range, which covers
+    less than 90 %.
+    """
+    ratios = sorted(one / other for one, other in zip(numerators, denominators, strict=True))
+    count, rank = len(ratios), 0
+    below = 1.0
+    while 2 * below <= (1 - _CONFIDENCE) * 2.0**count:
+        rank += 1
+        below += comb(count, rank)
+    # `rank` values are outside on each side.
+    return median(ratios), (ratios[max(0, rank - 1)], ratios[min(count - 1, count - rank)])
+
+
+def tail_difference(losses: Sequence[float], reference: Sequence[float]) -> float | None:
+    """Return |a − b| / |b| of the mean losses of the last fifth of the steps.
+
+    None unless both means are finite; 0 where both are zero.
+    """
+    tail = max(1, len(reference) // 5)
+    mean, expected = fmean(losses[-tail:]), fmean(reference[-tail:])
+    if not (isfinite(mean) and isfinite(expected)):
+        return None
+    if expected == 0:
+        return 0.0 if mean == 0 else None
+    return abs(mean - expected) / abs(expected)
+
+
+def relative_differences(values: Sequence[float], reference: Sequence[float]) -> list[float | None]:
+    """Return |a − b| / |b| of each step; None where there is none, or where it is zero."""
+    found: list[float | None] = []
+    for value, expected in zip(values, reference, strict=True):
+        known = isfinite(value) and isfinite(expected) and expected != 0 and value != expected
+        found.append(abs(value - expected) / abs(expected) if known else None)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +192,29 @@ class PlanEvaluation:
 
     def as_json(self) -> str:
         """Return the evaluation as JSON; docs/recommend.md describes it."""
-        from mp_agent.evaluate.report.document import as_json
-
         return as_json(self)
 
     def as_html(self) -> str:
         """Return the evaluation as one HTML page that loads nothing."""
-        from mp_agent.evaluate.report.html.page import as_html
+        from mp_agent.evaluate.report.page import as_html
 
         return as_html(self)
+
+
+FORMAT = "mp_agent precision evaluation"
+VERSION = 1
+"""Rises when a key changes its meaning or goes; keys may be added without it."""
+
+
+def as_json(evaluation: PlanEvaluation) -> str:
+    """Return the evaluation as JSON; a number that is not finite is null."""
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        **plain(asdict(evaluation)),
+        "plan": evaluation.plan.as_dict(),
+        "memory_saved_ratio": evaluation.memory_saved_ratio,
+        "skipped_steps": evaluation.planned.skipped_steps,
+        "missed": list(evaluation.missed),
+    }
+    return json.dumps(document, indent=2, ensure_ascii=True, allow_nan=False)

@@ -1,13 +1,61 @@
-"""Prints an evaluation in the terminal."""
+"""The evaluation as tables for a terminal."""
+
+from statistics import fmean, median
 
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from mp_agent.evaluate.report.model import PlanEvaluation
-from mp_agent.evaluate.report.rows import measured_rows, plan_text, verdict
-from mp_agent.evaluate.targets import Outcome
+from mp_agent.advice.plan import PrecisionPlan
+from mp_agent.advice.report.model import size_text
+from mp_agent.compare.report.text import scientific
+from mp_agent.evaluate.report.model import Outcome, PlanEvaluation, SideMeasurement
+
+
+def verdict(evaluation: PlanEvaluation) -> str:
+    """Return in one sentence which targets are met."""
+    missed = evaluation.missed
+    if not missed:
+        return "Every target that was measured is met."
+    return f"Missed: {', '.join(missed)}."
+
+
+def plan_text(plan: PrecisionPlan) -> str:
+    """Return a plan in one line."""
+    parts = [plan.precision]
+    if plan.loss_scale is not None:
+        parts.append(f"loss scale {plan.loss_scale:g} at first")
+    if plan.keep_fp32:
+        parts.append(f"in FP32: {', '.join(plan.keep_fp32)}")
+    parts.append(f"epsilon {plan.adam_epsilon:g}")
+    parts.append("no clipping" if plan.clip_norm is None else f"clip norm {plan.clip_norm:g}")
+    return "; ".join(parts)
+
+
+def measured_rows(evaluation: PlanEvaluation) -> list[tuple[str, str, str]]:
+    """Return (name, in FP32, by the plan) of what was measured."""
+    exact, planned = evaluation.fp32, evaluation.planned
+    return [
+        ("step, median", _step_text(exact, evaluation), _step_text(planned, evaluation)),
+        (
+            "peak memory",
+            size_text(evaluation.fp32_peak_bytes),
+            size_text(evaluation.planned_peak_bytes),
+        ),
+        ("first loss", f"{exact.losses[0]:.6g}", f"{planned.losses[0]:.6g}"),
+        ("loss of the last fifth", _tail_text(exact), _tail_text(planned)),
+        ("skipped steps", "–", str(planned.skipped_steps) if planned.loss_scales else "–"),
+    ]
+
+
+def _step_text(side: SideMeasurement, evaluation: PlanEvaluation) -> str:
+    return f"{scientific(1000 * median(side.seconds[evaluation.warmup_steps :]))} ms"
+
+
+def _tail_text(side: SideMeasurement) -> str:
+    return f"{fmean(side.losses[-max(1, len(side.losses) // 5) :]):.6g}"
+
 
 _STYLES = {Outcome.MET: "bold green", Outcome.MISSED: "bold red", Outcome.NOT_MEASURED: "dim"}
 

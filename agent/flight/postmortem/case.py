@@ -7,7 +7,7 @@ from statistics import median
 
 from mp_agent.alerting.durations import duration
 from mp_agent.catalog.thresholds import BY_NAME
-from mp_agent.flight.postmortem.history import LayerSample, RunHistory
+from mp_agent.flight.postmortem.diagnosis import LayerSample, RunHistory
 from mp_agent.flight.record.evidence import Evidence
 from mp_agent.records.merged import MergedStep
 

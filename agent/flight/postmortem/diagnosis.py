@@ -1,7 +1,13 @@
-"""What a post-mortem may find: a cause, where it appeared, and arguments for and against it."""
+"""What a post-mortem may find: causes, where they appeared, and arguments for and against."""
 
 from dataclasses import dataclass
 from enum import Enum
+
+import numpy as np
+
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.steps import FloatArray
+from mp_agent.records.views import FirstNonfinite
 
 LIKELY, POSSIBLE = 6, 3
 """Lowest scores of a likely and of a possible diagnosis; below, it is unlikely."""
@@ -181,3 +187,39 @@ class Diagnosis:
         """Rank, layer and phase as far as they are known, as text."""
         named = (("rank", self.rank), ("layer", self.layer), ("phase", self.phase))
         return ", ".join(f"{what} {value}" for what, value in named if value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerSample:
+    """All layers at one sampled step, in module order: values [L, C], finite."""
+
+    sequence: int
+    names: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: FloatArray
+    complete: bool
+    """Whether every shard of every tensor was present."""
+
+    def column(self, name: str) -> FloatArray:
+        """Return one column [L]; zeros when the probe did not measure it."""
+        if name not in self.columns:
+            return np.zeros(len(self.names))
+        column: FloatArray = self.values[:, self.columns.index(name)]
+        return column
+
+    @property
+    def nonfinite(self) -> FloatArray:
+        """NaN and Inf elements per layer [L]."""
+        elements: FloatArray = self.column("nan_elements") + self.column("inf_elements")
+        return elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunHistory:
+    """Steps and tables ascend; tables may precede the first step kept."""
+
+    steps: tuple[MergedStep, ...]
+    tables: tuple[LayerSample, ...] = ()
+    first_nonfinite: FirstNonfinite | None = None
+    """Where the latest incident began, as the live agent reports it."""
+    first_nonfinite_sequence: int = 0

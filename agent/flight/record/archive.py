@@ -11,13 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mp_agent.errors import FlightError
-from mp_agent.flight.record.bounds import (
-    bounded_archive,
-    check_manifest,
-    check_rows,
-    check_tables,
-    read_array,
-)
 from mp_agent.flight.record.manifest import (
     MANIFEST,
     FamilyEntry,
@@ -27,9 +20,14 @@ from mp_agent.flight.record.manifest import (
     SchemaEntry,
     SegmentEntry,
     TableEntry,
+    bounded_archive,
+    check_manifest,
+    check_rows,
+    check_tables,
     decode_manifest,
     encode_manifest,
     names_of,
+    read_array,
     schema_entry,
     schema_of,
 )

@@ -1,17 +1,136 @@
-"""The data on one attempt of a run: its ranks' rows, and what its node agents knew besides."""
+"""What a flight record holds: its archive as rows and tables, and errors of GPUs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mp_agent.alerting.site import Assignments, usable_values
 from mp_agent.alerting.values import Values, values_in_force
-from mp_agent.flight.record.gpu_errors import GpuError
-from mp_agent.flight.record.limits import recorded_values
+from mp_agent.catalog.thresholds import DEFAULTS, resolve
+from mp_agent.errors import FlightError, SettingError
+from mp_agent.flight.record.archive import read_archive
+from mp_agent.inputs.files import check_text, read_lines
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.flight import NodeRecord, RankLog, Segment
 from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import LayerTable, StepRecord
+from mp_agent.settings import Settings
+
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9A-Fa-f:.]+)\): (?P<xid>\d{1,9})")
+_DCGM = re.compile(
+    r'^DCGM_FI_DEV_XID_ERRORS\{[^}]*gpu="(?P<gpu>[^"]*)"[^}]*\} (?P<xid>\d{1,9})(?:\.0*)?\b'
+)
+_TIME = re.compile(
+    r"^\[?(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
+)
+_LINE_CHARACTERS_MAX = 10_000
+_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68})
+"""XIDs that a program or its stop brings about; NVIDIA, "XID Errors"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuError:
+    """An XID: which GPU, and when, if the source says so."""
+
+    xid: int
+    gpu: str
+    source: str
+    time_unix_seconds: float | None = None
+
+    @property
+    def of_hardware(self) -> bool:
+        """Whether the number stands for faults of GPU, memory, link or driver."""
+        return self.xid not in _OF_PROGRAMS
+
+
+def read_gpu_errors(path: Path) -> tuple[GpuError, ...]:
+    """Return the XIDs in a file, each once, in its order.
+
+    The file holds the output of `dmesg --time-format=iso` or `journalctl -k -o short-iso` (times in
+    seconds since boot are not used), or the exposition text of DCGM's exporter. Raises FlightError,
+    naming the file, if it cannot be read.
+    """
+    try:
+        check_text(path)
+        return tuple(dict.fromkeys(_errors(path)))
+    except OSError as error:
+        raise FlightError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise FlightError(f"{path}: {error}") from error
+
+
+def _errors(path: Path) -> Iterator[GpuError]:
+    for _, line in read_lines(path, _LINE_CHARACTERS_MAX):
+        if found := _XID.search(line):
+            yield GpuError(
+                xid=int(found["xid"]),
+                gpu=found["gpu"],
+                source="The kernel log",
+                time_unix_seconds=_moment(line),
+            )
+        elif (found := _DCGM.search(line)) and int(found["xid"]):
+            yield GpuError(xid=int(found["xid"]), gpu=found["gpu"], source="DCGM")
+
+
+def _moment(line: str) -> float | None:
+    """Return the time at the start of a line; a time without a zone is local."""
+    found = _TIME.search(line)
+    if found is None:
+        return None
+    text = found["time"].replace(",", ".").replace("Z", "+00:00")
+    text = re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", text)
+    text = re.sub(r"\.(\d+)", lambda m: "." + m[1][:6].ljust(6, "0"), text)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def values_of(settings: Settings) -> Values:
+    """Return what a node agent with these settings judges by."""
+    return usable_values(settings, time_scale=settings.time_scale)[0]
+
+
+def recorded_values(thresholds: Mapping[str, float], settings: Mapping[str, Any]) -> Values:
+    """Return what a node agent judged by, from its flight record.
+
+    thresholds, settings: the record's; names that this release does not know are ignored.
+    """
+    known = {name: value for name, value in thresholds.items() if name in DEFAULTS}
+    alerts, scale = settings.get("alerts"), settings.get("time_scale")
+    recorded = Settings.model_construct(
+        thresholds=known,
+        alerts=alerts if isinstance(alerts, dict) else {},
+        time_scale=scale if isinstance(scale, int | float) else 1.0,
+    )
+    try:
+        return values_of(recorded)
+    except SettingError:
+        # A later release may relate its thresholds differently; what it judged by still holds.
+        return replace(values_in_force(), limits={**DEFAULTS, **known})
+
+
+def with_assignments(values: Values, texts: Iterable[str]) -> Values:
+    """Return values changed by `NAME=VALUE` texts, as `mp-agent rules --set` takes them.
+
+    Raises SettingError, naming the text, for one that is invalid. Severities and selectors are
+    accepted without effect.
+    """
+    chosen = Assignments()
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals:
+            raise SettingError(f"{text!r} sets nothing; write NAME=VALUE")
+        chosen.set(name, value)
+    return replace(
+        values,
+        limits=resolve({**values.limits, **chosen.thresholds}),
+        seconds={**values.seconds, **chosen.durations},
+    )
+
 
 _Row = TypeVar("_Row", StepRecord, LayerTable)
 
@@ -140,3 +259,55 @@ def _conditions(records: Sequence[NodeRecord]) -> tuple[ActiveCondition, ...]:
         for condition in named:
             found.setdefault((condition.name, condition.severity), condition)
     return tuple(found.values())
+
+
+_PATTERN = "node*.npz"
+_FILES_MAX = 20_000
+
+
+def load(path: Path) -> Evidence:
+    """Return the evidence at `path`: a node's file, a record's directory, or all records of a run.
+
+    Raises FlightError, naming the path, when there is none or it cannot be read. Of several files,
+    those that cannot be read are noted and skipped, as long as one can.
+    """
+    if not path.exists():
+        raise FlightError(f"{path}: no such file or directory")
+    if path.is_dir():
+        return _load_directory(path)
+    evidence = gather(path, [read_archive(path)])
+    if evidence is None:
+        raise FlightError(f"{path}: the record holds no rank")
+    return evidence
+
+
+def _load_directory(path: Path) -> Evidence:
+    try:
+        files = sorted(path.glob(_PATTERN)) or sorted(path.glob(f"*/{_PATTERN}"))
+        deeper = bool(files) or any(path.glob(f"*/*/{_PATTERN}"))
+    except OSError as error:
+        raise FlightError(f"{path}: {error.strerror}") from error
+    if not files and deeper:
+        raise FlightError(f"{path}: holds the records of several runs; name one of them")
+    if not files:
+        raise FlightError(f"{path}: holds no flight record and no ring")
+    records, problems = _read_all(files)
+    if not records:
+        raise FlightError(problems[0])
+    evidence = gather(path, records, problems)
+    if evidence is None:
+        raise FlightError(f"{path}: the records hold no rank")
+    return evidence
+
+
+def _read_all(files: Iterable[Path]) -> tuple[list[NodeRecord], list[str]]:
+    records, problems = [], []
+    for number, file in enumerate(files):
+        if number >= _FILES_MAX:
+            problems.append(f"{file}: it and further files are not read: more than {_FILES_MAX}")
+            break
+        try:
+            records.append(read_archive(file))
+        except FlightError as error:
+            problems.append(str(error))
+    return records, problems

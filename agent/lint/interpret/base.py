@@ -6,10 +6,8 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mp_agent.lint.interpret.modules import ClassInfo, FunctionInfo, ModuleInfo
-from mp_agent.lint.interpret.project import Project
-from mp_agent.lint.interpret.trace import Operation, Place, Trace
-from mp_agent.lint.interpret.values import UNKNOWN, Value
+from mp_agent.lint.interpret.modules import ClassInfo, FunctionInfo, ModuleInfo, Project
+from mp_agent.lint.interpret.values import UNKNOWN, Operation, Place, Trace, Value
 
 MAX_DEPTH = 5
 """Calls are followed this deep."""

@@ -14,10 +14,8 @@ from mp_agent.lint.interpret.base import (
 )
 from mp_agent.lint.interpret.externals import external_result
 from mp_agent.lint.interpret.methods import method_result, method_target
-from mp_agent.lint.interpret.modules import ClassInfo, FunctionInfo
-from mp_agent.lint.interpret.project import absolute_name
-from mp_agent.lint.interpret.trace import Place
-from mp_agent.lint.interpret.values import NONE, UNKNOWN, Value, ValueKind, joined
+from mp_agent.lint.interpret.modules import ClassInfo, FunctionInfo, absolute_name
+from mp_agent.lint.interpret.values import NONE, UNKNOWN, Place, Value, ValueKind, joined
 
 _MODULE_BASES = frozenset({"Module", "LightningModule", "PreTrainedModel", "Sequential"})
 

@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mp_agent.lint.interpret.base import key_of
-from mp_agent.lint.interpret.trace import Place
 from mp_agent.lint.interpret.values import (
     BF16,
     FP16,
     FP32,
     FP64,
     OTHER,
+    Place,
     Value,
     ValueKind,
 )

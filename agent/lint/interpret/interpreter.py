@@ -7,12 +7,9 @@ from collections.abc import Mapping
 
 from mp_agent.lint.interpret.base import Evaluator, FunctionScope, key_of
 from mp_agent.lint.interpret.calls import union
-from mp_agent.lint.interpret.conditions import conditions
-from mp_agent.lint.interpret.expressions import ExpressionEvaluator, element
-from mp_agent.lint.interpret.modules import ClassInfo, FunctionInfo, ModuleInfo
-from mp_agent.lint.interpret.project import Project
-from mp_agent.lint.interpret.trace import Place, Trace
-from mp_agent.lint.interpret.values import NONE, Value, ValueKind, joined
+from mp_agent.lint.interpret.expressions import ExpressionEvaluator, conditions, element
+from mp_agent.lint.interpret.modules import ClassInfo, FunctionInfo, ModuleInfo, Project
+from mp_agent.lint.interpret.values import NONE, Place, Trace, Value, ValueKind, joined
 
 _DEPRECATED_DECORATORS = ("torch.cuda.amp.", "torch.cpu.amp.")
 

@@ -7,8 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from mp_agent.lint.interpret.base import key_of
 from mp_agent.lint.interpret.externals import asked_dtypes, tensor_form
-from mp_agent.lint.interpret.trace import Place
-from mp_agent.lint.interpret.values import BF16, FP16, FP32, FP64, SIXTEEN_BITS, Value, ValueKind
+from mp_agent.lint.interpret.values import (
+    BF16,
+    FP16,
+    FP32,
+    FP64,
+    SIXTEEN_BITS,
+    Place,
+    Value,
+    ValueKind,
+)
 
 _CASTS = {
     "half": FP16,

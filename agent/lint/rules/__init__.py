@@ -1,7 +1,7 @@
 """All rules, in modules by what they are about."""
 
 from mp_agent.errors import CatalogError
-from mp_agent.lint.rule import Rule
+from mp_agent.lint.finding import Rule
 from mp_agent.lint.rules.autocast import (
     BACKWARD_UNDER_AUTOCAST,
     BINARY_CROSS_ENTROPY,

@@ -4,9 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Edit, FindingSeverity, Span
-from mp_agent.lint.interpret.trace import Operation, Trace
-from mp_agent.lint.rule import Problem, Rule
+from mp_agent.lint.finding import Edit, FindingSeverity, Problem, Rule, Span
+from mp_agent.lint.interpret.values import Operation, Trace
 from mp_agent.lint.rules.facts import backwards, text_of
 
 _LOSS = re.compile(r"^torch\.nn\.functional\.(\w*_loss|\w*cross_entropy\w*|kl_div)$")

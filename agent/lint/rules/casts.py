@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import FindingSeverity
+from mp_agent.lint.finding import FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.methods import cast_dtypes
-from mp_agent.lint.interpret.trace import Operation, Trace
-from mp_agent.lint.interpret.values import SIXTEEN_BITS, ValueKind
-from mp_agent.lint.rule import Problem, Rule
+from mp_agent.lint.interpret.values import SIXTEEN_BITS, Operation, Trace, ValueKind
 from mp_agent.lint.rules.facts import backwards, parameters_of, text_of
 
 _FREEZING = ("<model>.eval", "<model>.requires_grad_")

@@ -4,10 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import Edit, FindingSeverity
-from mp_agent.lint.interpret.trace import Operation, Trace
-from mp_agent.lint.interpret.values import ValueKind
-from mp_agent.lint.rule import Problem, Rule
+from mp_agent.lint.finding import Edit, FindingSeverity, Problem, Rule
+from mp_agent.lint.interpret.values import Operation, Trace, ValueKind
 from mp_agent.lint.rules.facts import backwards, text_of
 
 _SYNCS = ("<tensor>.item", "<tensor>.cpu", "<tensor>.tolist", "<host>float", "<host>int")

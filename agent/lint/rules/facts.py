@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from mp_agent.lint.interpret.trace import Operation, Trace
-from mp_agent.lint.interpret.values import Value, ValueKind
+from mp_agent.lint.interpret.values import Operation, Trace, Value, ValueKind
 
 _BACKWARD = ("<tensor>.backward", "torch.autograd.backward")
 

@@ -5,11 +5,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mp_agent.lint.finding import FindingSeverity
+from mp_agent.lint.finding import FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.externals import asked_dtypes
-from mp_agent.lint.interpret.trace import Operation, Trace
-from mp_agent.lint.interpret.values import FP16, FP64, SIXTEEN_BITS, Value, ValueKind
-from mp_agent.lint.rule import Problem, Rule
+from mp_agent.lint.interpret.values import (
+    FP16,
+    FP64,
+    SIXTEEN_BITS,
+    Operation,
+    Trace,
+    Value,
+    ValueKind,
+)
 from mp_agent.lint.rules.facts import parameters_of
 
 

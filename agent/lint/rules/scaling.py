@@ -4,10 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from mp_agent.lint.finding import FindingSeverity
-from mp_agent.lint.interpret.trace import Operation, Trace
-from mp_agent.lint.interpret.values import BF16, FP16
-from mp_agent.lint.rule import Problem, Rule
+from mp_agent.lint.finding import FindingSeverity, Problem, Rule
+from mp_agent.lint.interpret.values import BF16, FP16, Operation, Trace
 from mp_agent.lint.rules.facts import backwards, last_backward, loss_of
 
 _CLIP = re.compile(r"^torch\.nn\.utils\.(clip_grad\.)?clip_grad_(norm_?|value_)$")

@@ -1,11 +1,14 @@
-"""Updates a run's counters and derived state with each closed step."""
+"""Applies each merged step to the run's trackers, and to its step-exact counters."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
-from mp_agent.catalog.metric import Scope
-from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.catalog.metric import HistogramValue, Kind, Metric, Reading, Scope
+from mp_agent.catalog.metrics import METRICS
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
 from mp_agent.node.merge.run_layers import MergedLayers
@@ -13,6 +16,151 @@ from mp_agent.records.health import Health, Laggard
 from mp_agent.records.merged import MergedStep, StepTransition
 from mp_agent.records.tensor_collections import TensorCollection
 from mp_agent.records.views import LayerView
+
+log = logging.getLogger("mp_agent.node")
+
+Labels = tuple[str, ...]
+"""Label values after `run`: those of the scope, then the metric's own."""
+
+Total = tuple[str, Labels, float]
+"""Metric, labels, and a counter's value."""
+
+Cells = tuple[str, Labels, list[float]]
+"""Metric, labels, and a histogram's observations per bucket (not cumulative), then their sum."""
+
+COUNTED = {
+    scope: tuple(m for m in METRICS if m.count is not None and m.scope is scope) for scope in Scope
+}
+
+
+class CounterStore:
+    """Counters and histograms of one run, by metric and labels. Missing entries are 0."""
+
+    def __init__(
+        self,
+        totals: Iterable[Total] = (),
+        histograms: Iterable[Cells] = (),
+        *,
+        metrics: Mapping[Scope, Sequence[Metric]] = COUNTED,
+    ) -> None:
+        """Start from earlier values. metrics: those that are counted, by scope."""
+        self._totals = {(name, labels): value for name, labels, value in totals}
+        self._histograms = {(name, labels): list(cells) for name, labels, cells in histograms}
+        self._metrics = {scope: _counting(own) for scope, own in metrics.items()}
+        self._failed: set[str] = set()
+        self._risen: set[tuple[str, Labels]] = set()
+        self._evidence_steps: dict[tuple[str, Labels], int] = {}
+
+    def count(self, scope: Scope, scope_labels: Labels, change: Any) -> None:
+        """Update every counted metric of `scope`, of a layer those of its family, with one step.
+
+        A metric whose count function raises misses only this update; that is logged once.
+        """
+        counted = self._metrics[scope]
+        if scope is Scope.LAYER:
+            counted = [one for one in counted if one[0].family == change.family]
+        for metric, count, adds_nothing in counted:
+            try:
+                reading = count(change)
+            except Exception:
+                if metric.name not in self._failed:
+                    self._failed.add(metric.name)
+                    log.exception("%s cannot be counted", metric.name)
+                continue
+            if reading is None or reading == adds_nothing:
+                continue
+            for labels, value in labelled(reading):
+                self._add(metric, scope_labels + labels, value)
+                if metric.evidence_step and value and (step := metric.evidence_step(change)):
+                    self._evidence_steps[metric.name, scope_labels + labels] = step
+
+    def total(self, metric: Metric, labels: Labels) -> float:
+        """Return a counter's current value."""
+        return self._totals.get((metric.name, labels), 0.0)
+
+    def evidence_step(self, metric: Metric, labels: Labels) -> int | None:
+        """Return the trainer's step of what a counter counted last, where that came before."""
+        return self._evidence_steps.get((metric.name, labels))
+
+    def entries(self, names: Collection[str]) -> Iterator[Total]:
+        """Yield the nonzero counters of some metrics, given by name."""
+        for (name, labels), value in self._totals.items():
+            if name in names and value:
+                yield name, labels, value
+
+    def pop_risen(self) -> list[Total]:
+        """Return the counters that have risen since the last call."""
+        risen = [(name, labels, self._totals[name, labels]) for name, labels in self._risen]
+        self._risen.clear()
+        return risen
+
+    def later(self, metric: Metric) -> list[Labels]:
+        """Return the labels of a metric's series that are not known beforehand."""
+        plain = len(metric.scope.value) - 1 + len(metric.labels)
+        if metric.appears_when_counted:
+            plain = -1
+        return [key[1] for key in self._totals if key[0] == metric.name and len(key[1]) > plain]
+
+    def histogram(self, metric: Metric, labels: Labels) -> HistogramValue:
+        """Return a histogram's current value, with cumulative counts."""
+        cells = self._cells(metric, labels)
+        cumulative, below = [], 0
+        for count in cells[:-1]:
+            below += int(count)
+            cumulative.append(below)
+        return HistogramValue((*metric.bounds, float("inf")), tuple(cumulative), cells[-1])
+
+    def dump(self) -> tuple[list[Total], list[Cells]]:
+        """Return all counters and histograms, in the form that the constructor accepts."""
+        return (
+            [(*key, value) for key, value in self._totals.items()],
+            [(*key, cells) for key, cells in self._histograms.items()],
+        )
+
+    def _add(self, metric: Metric, labels: Labels, value: float) -> None:
+        key = (metric.name, labels)
+        if metric.kind is Kind.HISTOGRAM:
+            cells = self._histograms[key] = self._cells(metric, labels)
+            cells[bisect_left(metric.bounds, value)] += 1
+            cells[-1] += value
+        elif value > 0 or metric.has_later_series:
+            # A series with labels that were unknown before starts at 0 and stays.
+            self._totals[key] = self._totals.get(key, 0.0) + max(value, 0.0)
+            if value > 0:
+                self._risen.add(key)
+
+    def _cells(self, metric: Metric, labels: Labels) -> list[float]:
+        """Return a histogram's cells; all 0 if there are none for the catalog's bounds."""
+        cells = self._histograms.get((metric.name, labels), [])
+        size = len(metric.bounds) + 2
+        return cells if len(cells) == size else [0.0] * size
+
+
+def _counting(
+    metrics: Iterable[Metric],
+) -> list[tuple[Metric, Callable[[Any], Reading], float | None]]:
+    """Return metrics with their count functions, and the reading that adds nothing to a series."""
+    return [
+        (
+            metric,
+            metric.count,
+            0.0 if metric.kind is Kind.COUNTER and not metric.has_later_series else None,
+        )
+        for metric in metrics
+        if metric.count is not None
+    ]
+
+
+def labelled(reading: Reading) -> Iterable[tuple[Labels, float]]:
+    """Return (own labels, value) of a reading; absent and non-finite values are left out."""
+    # Most readings are a plain number, and asking whether one is a Mapping is slow.
+    if reading is None or isinstance(reading, (float, int)):
+        return (((), reading),) if reading is not None and isfinite(reading) else ()
+    return [
+        (labels, value)
+        for labels, value in reading.items()
+        if value is not None and isfinite(value)
+    ]
 
 
 class Accumulator:

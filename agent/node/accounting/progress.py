@@ -3,27 +3,26 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
-from mp_agent.node.accounting.activations import NonfiniteGradientTracker, NonfiniteOutputTracker
-from mp_agent.node.accounting.fp8 import Fp8ScaleTracker
-from mp_agent.node.accounting.gradients.gradient_norms import NormTracker
-from mp_agent.node.accounting.gradients.layer_health import LayerHealth
-from mp_agent.node.accounting.gradients.second_moments import SecondMoments
-from mp_agent.node.accounting.gradients.without_gradient import WithoutGradient
-from mp_agent.node.accounting.incidents import IncidentTracker
+from mp_agent.node.accounting.gradients import NormTracker, SecondMoments, WithoutGradient
+from mp_agent.node.accounting.incidents import (
+    IncidentTracker,
+    NonfiniteGradientTracker,
+    NonfiniteOutputTracker,
+)
+from mp_agent.node.accounting.instruments import (
+    CollectionTracker,
+    Fp8ScaleTracker,
+    LogitTracker,
+    RouterTracker,
+    TensorTracker,
+)
 from mp_agent.node.accounting.latest import LatestStep, OptimizerTracker, ReplicaTracker
-from mp_agent.node.accounting.logits import LogitTracker
-from mp_agent.node.accounting.ranks.pace import Pace
-from mp_agent.node.accounting.ranks.reduction import ReductionTracker
-from mp_agent.node.accounting.ranks.stragglers import StragglerTracker
-from mp_agent.node.accounting.routers import RouterTracker
-from mp_agent.node.accounting.tensor_collections import CollectionTracker
-from mp_agent.node.accounting.tensors import TensorTracker
+from mp_agent.node.accounting.layer_health import LayerHealth
+from mp_agent.node.accounting.learning import LearningTracker
+from mp_agent.node.accounting.loss import LossTracker
+from mp_agent.node.accounting.loss_scale import FloorSkips, LossScaleTracker, Misreadings
+from mp_agent.node.accounting.ranks import Pace, ReductionTracker, StragglerTracker
 from mp_agent.node.accounting.tracker import Tracker
-from mp_agent.node.accounting.training.learning import LearningTracker
-from mp_agent.node.accounting.training.loss import LossTracker
-from mp_agent.node.accounting.training.loss_scale import LossScaleTracker
-from mp_agent.node.accounting.training.loss_scale_floor import FloorSkips
-from mp_agent.node.accounting.training.misreadings import Misreadings
 from mp_agent.node.accounting.windows import NormWindows
 from mp_agent.records.merged import MergedStep
 

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from mp_agent.node.cluster.reports import ReportBuilder, ReportTimes, report_header
 from mp_agent.node.cluster.root import MergedTable, RootMerger, refusal
 from mp_agent.node.collect.attempt import LocalAttempt, LocalStep
-from mp_agent.node.collect.liveness import furthest_behind
+from mp_agent.node.collect.rank_source import furthest_behind
+from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.reduction.global_statistics import GlobalStatistics
-from mp_agent.records.reduction.reduced_columns import reduced_statistics
-from mp_agent.records.reports.rows import (
+from mp_agent.records.reduction import reduced_statistics
+from mp_agent.records.reports import (
     KnownNode,
     LayerBlock,
     NodeLayers,

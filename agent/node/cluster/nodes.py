@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from mp_agent.errors import ReportError
-from mp_agent.node.collect.liveness import furthest_behind, run_end
-from mp_agent.records.reports.rows import KnownNode, NodeReport, NodeShare, RankStatus
+from mp_agent.node.collect.rank_source import furthest_behind, run_end
+from mp_agent.records.reports import KnownNode, NodeReport, NodeShare, RankStatus
 from mp_agent.records.steps import EndReason
 
 _UNREPORTED = -1

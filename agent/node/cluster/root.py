@@ -7,16 +7,15 @@ from msgspec.structs import replace
 
 from mp_agent.node.cluster.nodes import Node, NodeRegistry
 from mp_agent.node.cluster.reports import STEPS_KEPT
-from mp_agent.node.collect.assembler import Assembler
+from mp_agent.node.collect.attempt import Assembler
 from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_expected_shares
-from mp_agent.node.merge.layer_names import LayerNames
-from mp_agent.node.merge.reduced_steps import completed
+from mp_agent.node.merge.node_layers import LayerNames
 from mp_agent.node.merge.run_layers import LayerMerge, MergedLayers, ReportLayerColumns
-from mp_agent.node.merge.run_steps import ReportColumns, StepMerge
+from mp_agent.node.merge.run_steps import ReportColumns, StepMerge, completed
 from mp_agent.records.columns import FAMILIES, ColumnFamily
+from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.reduction.global_statistics import GlobalStatistics
-from mp_agent.records.reports.rows import NodeReport, NodeShare, Receipt
+from mp_agent.records.reports import NodeReport, NodeShare, Receipt
 from mp_agent.records.steps import EndReason
 
 AHEAD_AT_MOST = 1024

@@ -17,7 +17,7 @@ from mp_agent.errors import RingError
 from mp_agent.node.leftovers import SUPERVISED_PREFIX, clear_leftovers, hold_supervisor_lock
 from mp_agent.ring import locations
 from mp_agent.ring.files import make_private_directory
-from mp_agent.ring.restarts import Restarts
+from mp_agent.ring.run_files import Restarts
 from mp_agent.settings import Settings, load_settings
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -11,19 +11,15 @@ import click
 
 from mp_agent.errors import FlightError, MpAgentError, SettingError
 from mp_agent.flight.postmortem.analysis import Analysis, analyse
-from mp_agent.flight.record.evidence import Evidence
-from mp_agent.flight.record.gpu_errors import read_gpu_errors
-from mp_agent.flight.record.limits import with_assignments
-from mp_agent.flight.record.load import load
+from mp_agent.flight.record.evidence import Evidence, load, read_gpu_errors, with_assignments
 from mp_agent.flight.record.store import record_name
 from mp_agent.flight.report.document import as_json
-from mp_agent.flight.report.html.page import as_html
-from mp_agent.flight.report.terminal import print_analysis
-from mp_agent.inputs.texts import printable
-from mp_agent.node.flight.job import FlightJob, evidence_of_rings
-from mp_agent.node.flight.rank_logs import newest_sequence, read_rank_logs
+from mp_agent.flight.report.page import as_html
+from mp_agent.flight.report.text import print_analysis
+from mp_agent.inputs.files import printable
+from mp_agent.node.flight.job import FlightJob, evidence_of_rings, newest_sequence, read_rank_logs
 from mp_agent.node.flight.replay import replay
-from mp_agent.node.flight.requests import DumpRequest, pop_answer, write_request
+from mp_agent.node.flight.service import DumpRequest, pop_answer, write_request
 from mp_agent.output import Console, refuse, write_whole
 from mp_agent.records.flight import FlightRequest
 from mp_agent.ring import locations

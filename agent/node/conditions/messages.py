@@ -1,21 +1,30 @@
-"""Texts of conditions: description and remedy of a finding, and the log line of an event."""
+"""Writes condition events, and passes them on: log, listeners, ranks."""
 
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from mp_agent.alerting.condition import Level
 from mp_agent.alerting.descriptions import InfoMark, Lookup, plain_text
 from mp_agent.alerting.detector.detector import Finding
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
-from mp_agent.alerting.first_line.triage import NAN_UPDATES, headline
+from mp_agent.alerting.first_line import FOLLOWS_FROM, NAN_UPDATES, headline
 from mp_agent.alerting.remedies import fitting
 from mp_agent.alerting.values import Values
+from mp_agent.errors import ReportError
 from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 from mp_agent.records.views import RunView
+from mp_agent.ring.run_files import (
+    ConditionNews,
+    decode_news,
+    encode_news,
+    read_conditions,
+    write_conditions,
+)
 
 log = logging.getLogger("mp_agent.node")
 
@@ -129,3 +138,73 @@ def _named(level: Level) -> Iterable[str]:
 def _logged(value: object) -> str:
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+NEWS_SECONDS = 60.0
+"""Time for which events are sent to other nodes, each of which reports every few seconds."""
+
+Listener = Callable[[StoredConditionEvent], None]
+
+
+class FailureLog:
+    """Logs each kind of failure once."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def note(self, message: str, subject: object) -> None:
+        """Log the current exception; `message` identifies its kind."""
+        if message not in self._known:
+            self._known.add(message)
+            log.exception(message, subject)
+
+
+class ConditionNotifier:
+    """Sends the events of one run, in order."""
+
+    def __init__(self, run_dir: Path, failures: FailureLog) -> None:
+        """Continue the file for the ranks that an earlier node agent wrote, if there is one."""
+        self._run_dir = run_dir
+        self._failures = failures
+        self._news = read_conditions(run_dir) or ConditionNews(epoch=secrets.token_hex(8))
+        self._notified_seconds = float("-inf")
+        self._adopted = b""
+        self.listeners: list[Listener] = []
+        """Called with every event; what one raises is logged."""
+
+    def notify(self, event: StoredConditionEvent, now_seconds: float) -> None:
+        """Log an event and call the listeners; `publish` sends it to the ranks."""
+        self._notified_seconds = now_seconds
+        log_event(event)
+        self._news = self._news.with_event(event)
+        for listener in self.listeners:
+            try:
+                listener(event)
+            except Exception:
+                self._failures.note("%r failed on a condition", listener)
+
+    def publish(self) -> None:
+        """Write the events to the file that the ranks of this node read."""
+        try:
+            write_conditions(self._run_dir, self._news)
+        except OSError as error:
+            self._failures.note("conditions cannot be sent to the ranks: %s", error.strerror)
+
+    def recent_news(self, now_seconds: float) -> bytes:
+        """Return the last events for other nodes; b"" once they are older than `NEWS_SECONDS`."""
+        if now_seconds - self._notified_seconds > NEWS_SECONDS:
+            return b""
+        return encode_news(self._news)
+
+    def adopt_from_root(self, content: bytes) -> None:
+        """Publish the root's events to the ranks of this node; b"" means none."""
+        if not content or content == self._adopted:
+            return
+        self._adopted = content
+        try:
+            self._news = decode_news(content)
+        except ReportError:
+            message = "the root sent conditions that cannot be decoded: %s"
+            self._failures.note(message, content[:100])
+        else:
+            self.publish()

@@ -1,26 +1,225 @@
-"""Judges the conditions of one run after each step, within a processor time budget."""
+"""Judges the conditions of one run after each step, and keeps which are active."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
 
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.detector.detector import Detector, Finding
+from mp_agent.alerting.detector.readings import Key, KnownValue, Labels, Reading
+from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import Values
-from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.conditions.active import ActiveConditions
-from mp_agent.node.conditions.messages import Observation, described
-from mp_agent.node.conditions.metric_reader import MetricReader, known_before
-from mp_agent.node.conditions.notifier import ConditionNotifier, FailureLog, Listener
-from mp_agent.node.series.snapshot_builder import RunExport
-from mp_agent.records.conditions import ActiveCondition, ConditionMemory, StoredConditionEvent
+from mp_agent.catalog.metric import HistogramValue, Kind, Metric, Scope
+from mp_agent.catalog.metric import Reading as CatalogReading
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
+from mp_agent.node.accounting.accumulator import Accumulator, CounterStore, labelled
+from mp_agent.node.conditions.messages import (
+    ConditionNotifier,
+    FailureLog,
+    Listener,
+    Observation,
+    described,
+)
+from mp_agent.node.series.snapshot_builder import RunExport, samples_of
+from mp_agent.records.conditions import (
+    ActiveCondition,
+    ConditionMemory,
+    KnownCondition,
+    StoredConditionEvent,
+)
 from mp_agent.records.views import RunView
 
-__all__ = ["JUDGE_INTERVAL_SECONDS", "PROCESSOR_SHARE", "ConditionTracker", "Listener"]
+
+class MetricReader:
+    """Reads only the metrics that conditions use. `names`: as they are exposed."""
+
+    def __init__(self, names: frozenset[str], thresholds: Mapping[str, float]) -> None:
+        self._thresholds = thresholds
+        metrics = [metric for metric in METRICS if _exposed(metric) & names]
+        plain = [metric for metric in metrics if _is_plain(metric)]
+        self._labelled = [metric for metric in metrics if metric not in plain]
+        self._read = [(_reading_key(metric), metric.read) for metric in plain if metric.read]
+        self._counted = [(_reading_key(metric), metric) for metric in plain if not metric.read]
+        self._confirmed = [own for own in self._counted if own[1].evidence_step]
+        self._gauges = [
+            (metric, metric.read)
+            for metric in metrics
+            if metric.read and metric.kind is Kind.GAUGE and metric.scope is Scope.RUN
+        ]
+        self._by_name = {
+            metric.name: metric
+            for metric in metrics
+            if metric.count and metric.kind is Kind.COUNTER and metric.scope is Scope.RUN
+        }
+
+    def all_series(self, export: RunExport) -> Iterator[Reading]:
+        """Yield every series of the metrics, without the label `run` and empty labels."""
+        if export.view is not None:
+            yield from _values(self._read, export.view)
+            for key, metric in self._counted:
+                yield key, export.counters.total(metric, ())
+        for metric in self._labelled:
+            names = metric.label_names[1:]
+            for sample in samples_of(metric, export, self._thresholds):
+                pairs = zip(names, sample.labels[1:], strict=True)
+                labels = tuple((name, text) for name, text in pairs if text)
+                if isinstance(sample.value, HistogramValue):
+                    yield (f"{metric.prometheus_name}_sum", labels), sample.value.sum
+                    count = float(sample.value.cumulative_counts[-1])
+                    yield (f"{metric.prometheus_name}_count", labels), count
+                else:
+                    yield (metric.prometheus_name, labels), sample.value
+
+    def evidence_steps(self, counters: CounterStore) -> Mapping[Key, int]:
+        """Return of which step a counter is that later steps had to confirm."""
+        steps = {key: counters.evidence_step(metric, ()) for key, metric in self._confirmed}
+        return {key: step for key, step in steps.items() if step is not None}
+
+    def moved(self, view: RunView, counters: CounterStore) -> Iterator[Reading]:
+        """Yield the run's gauges, which do not retain earlier values, and the counters that rose.
+
+        Those that rose since the last call: a condition holds since the step on which one did.
+        """
+        for name, labels, value in counters.pop_risen():
+            if (counted := self._by_name.get(name)) is not None:
+                pairs = zip(counted.label_names[1:], labels, strict=False)
+                own = tuple((label, text) for label, text in pairs if text)
+                yield (counted.prometheus_name, own), value
+        for metric, read in self._gauges:
+            names = metric.label_names[1:]
+            for texts, value in labelled(read(view)):
+                # Missing optional labels come last.
+                yield (metric.prometheus_name, tuple(zip(names, texts, strict=False))), value
+
+
+def known_before(counters: CounterStore) -> KnownValue:
+    """Return the values that counters had when the previous node agent ended.
+
+    Gauges start from their first reading: when they rose is not known.
+    """
+    totals = {(name, labels): value for name, labels, value in counters.dump()[0]}
+
+    def known_value(name: str, labels: Labels, value: float) -> float | None:
+        metric = BY_PROMETHEUS_NAME.get(name)
+        if metric is None or metric.count is None:
+            return value
+        return totals.get((metric.name, _counter_labels(metric, labels)), 0.0)
+
+    return known_value
+
+
+def _counter_labels(metric: Metric, labels: Labels) -> tuple[str, ...]:
+    """Return label values as counters are keyed by: optional labels only if present."""
+    found = dict(labels)
+    return tuple(
+        found.get(name, "")
+        for name in metric.label_names[1:]
+        if name in found or name not in metric.optional_labels
+    )
+
+
+def _values(
+    reads: Iterable[tuple[Key, Callable[[RunView], CatalogReading]]], view: RunView
+) -> Iterator[Reading]:
+    for key, read in reads:
+        value = read(view)
+        if isinstance(value, (int, float)) and isfinite(value):
+            yield key, float(value)
+
+
+def _is_plain(metric: Metric) -> bool:
+    """Return whether a metric is one series per run."""
+    return metric.label_names == Scope.RUN.value and metric.kind is not Kind.HISTOGRAM
+
+
+def _reading_key(metric: Metric) -> Key:
+    return metric.prometheus_name, ()
+
+
+def _exposed(metric: Metric) -> frozenset[str]:
+    name = metric.prometheus_name
+    return frozenset((f"{name}_sum", f"{name}_count") if metric.kind is Kind.HISTOGRAM else (name,))
+
+
+_Key = tuple[str, str, tuple[tuple[str, str], ...]]
+"""Condition, severity, and its labels."""
+
+_WORST_FIRST = [severity.value for severity in Severity]
+
+
+class ActiveConditions:
+    """Holds back a milder severity until the worse ones have ended, as Alertmanager does."""
+
+    def __init__(self, levels: Iterable[tuple[str, str]], memory: ConditionMemory) -> None:
+        """Continue an earlier node agent's counts; levels: all (condition, severity) that exist."""
+        counts = {(name, severity): count for name, severity, count in memory.fired}
+        self.fired = {level: counts.get(level, 0) for level in levels}
+        """How often each condition began, by condition and severity."""
+        self._known: dict[_Key, KnownCondition] = {}
+
+    @property
+    def active(self) -> tuple[ActiveCondition, ...]:
+        """The active conditions, milder severities included, in the order in which they began."""
+        return tuple(known.active for known in self._known.values())
+
+    @property
+    def memory(self) -> ConditionMemory:
+        """State that a successor of this node agent needs."""
+        return ConditionMemory(
+            fired=[(*level, count) for level, count in self.fired.items() if count],
+            known=list(self._known.values()),
+        )
+
+    def restore(self, finding: Finding, known: KnownCondition) -> None:
+        """Restore a condition that was active under the previous node agent."""
+        self._known[_key(finding)] = known
+
+    def begin(self, finding: Finding, active: ActiveCondition) -> None:
+        """Add a condition that has begun."""
+        self.fired[finding.condition.name, finding.severity] += 1
+        self._known[_key(finding)] = KnownCondition(
+            active=active, labels=dict(finding.labels), notified=False
+        )
+
+    def known(self, finding: Finding) -> ActiveCondition | None:
+        """Return the active condition of a finding; None if it is not active."""
+        found = self._known.get(_key(finding))
+        return None if found is None else found.active
+
+    def update(self, finding: Finding, active: ActiveCondition) -> None:
+        """Replace the text and value of an active condition."""
+        self._known[_key(finding)] = replace(self._known[_key(finding)], active=active)
+
+    def end(self, finding: Finding) -> KnownCondition | None:
+        """Remove a condition that has ended, and return it."""
+        return self._known.pop(_key(finding), None)
+
+    def pop_unnotified(self) -> Iterator[ActiveCondition]:
+        """Yield active conditions that were not notified yet, unless a worse severity is active."""
+        for severity in _WORST_FIRST:
+            for key, known in list(self._known.items()):
+                if (
+                    known.active.severity == severity
+                    and not known.notified
+                    and not self._is_held_back(known)
+                ):
+                    self._known[key] = replace(known, notified=True)
+                    yield known.active
+
+    def _is_held_back(self, known: KnownCondition) -> bool:
+        worse = _WORST_FIRST[: _WORST_FIRST.index(known.active.severity)]
+        return any(
+            other.name == known.active.name and other.severity in worse for other in self.active
+        )
+
+
+def _key(finding: Finding) -> _Key:
+    return finding.condition.name, finding.severity, tuple(finding.labels.items())
+
 
 PROCESSOR_SHARE = 0.05
 """Share of one processor that judging may take, however fast the steps come."""

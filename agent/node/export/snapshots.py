@@ -7,14 +7,13 @@ from typing import Any
 from aiohttp import web
 
 from mp_agent.alerting.site import usable_values
-from mp_agent.catalog.snapshot import Snapshot
+from mp_agent.catalog.metric import Snapshot
 from mp_agent.exporters.status_page.report import FORMAT, snapshot_report
 from mp_agent.node.flight.service import FlightService
 from mp_agent.node.http.status import status_routes
-from mp_agent.node.registry import RunRegistry
+from mp_agent.node.registry import RunRegistry, RunSupervisor
 from mp_agent.node.run.views import ServiceCounts, idle_export
 from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
-from mp_agent.node.supervisor import RunSupervisor
 from mp_agent.node.transport.service import PushService
 from mp_agent.records.views import ExportAccount, TrackerLink
 from mp_agent.settings import Settings

@@ -1,9 +1,11 @@
-"""One node's flight record: collects its contents and writes it."""
+"""Collects what a flight record needs from the ranks of this node."""
 
+import logging
 import platform
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +13,80 @@ from typing import Any
 import numpy as np
 from pydantic import SecretStr
 
-from mp_agent.errors import FlightError
-from mp_agent.flight.record.evidence import Evidence, one_attempt
-from mp_agent.flight.record.limits import values_of
+from mp_agent.errors import FlightError, RingError
+from mp_agent.flight.record.evidence import Evidence, one_attempt, values_of
 from mp_agent.flight.record.store import write_record
-from mp_agent.node.collect.layer_table_cache import CachedTable
-from mp_agent.node.flight.rank_logs import newest_sequence, read_rank_logs
+from mp_agent.node.collect.attempt import CachedTable
+from mp_agent.node.collect.rank_source import RankSource
 from mp_agent.records.conditions import ActiveCondition
-from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog
+from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog, Segment
 from mp_agent.ring import locations
+from mp_agent.ring.reader import RingReader
 from mp_agent.settings import Settings
 from mp_agent.version import __version__
+
+log = logging.getLogger("mp_agent.node")
+
+
+def read_rank_logs(
+    rings: Iterable[Path], *, first: int | None = None, last: int | None = None, steps: int
+) -> tuple[tuple[RankLog, ...], list[str]]:
+    """Return the logs of the newest attempt's ranks, and the problems met while reading.
+
+    Steps are those from sequence number `first` to `last`; without these, the last `steps` of
+    them. Layer tables are all up to the last step.
+    """
+    logs, problems = [], []
+    for path in rings:
+        try:
+            with closing(RingReader.open(path)) as reader:
+                logs.append(_read(path, reader, first, steps))
+        except (RingError, OSError, ValueError) as error:
+            problems.append(str(error))
+    ranks = one_attempt(logs)
+    end = newest_sequence(ranks) if last is None else last
+    begin = end - steps + 1 if first is None else first
+    return tuple(_restricted(known, begin, end) for known in ranks), problems
+
+
+def newest_sequence(ranks: Sequence[RankLog]) -> int:
+    """Return the last step that any rank has written."""
+    segments = (segment for known in ranks for segment in known.segments)
+    return max((step.sequence for segment in segments for step in segment.steps), default=0)
+
+
+def _read(path: Path, reader: RingReader, first: int | None, steps: int) -> RankLog:
+    # Without a first step, more than requested: the last step is known only from all ranks.
+    after = reader.state.committed_sequence - 2 * steps if first is None else first - 1
+    source = RankSource(path, reader, after=max(0, after))
+    segments = [
+        Segment(
+            schema=batch.schema,
+            steps=tuple(batch.steps),
+            tables=tuple(batch.tables),
+        )
+        for batch in source.poll()
+        if batch.schema is not None
+    ]
+    return RankLog(
+        identity=source.identity,
+        state=source.state,
+        end=source.end,
+        segments=tuple(segments),
+    )
+
+
+def _restricted(known: RankLog, first: int, last: int) -> RankLog:
+    segments = (
+        replace(
+            segment,
+            steps=tuple(step for step in segment.steps if first <= step.sequence <= last),
+            tables=tuple(table for table in segment.tables if table.sequence <= last),
+        )
+        for segment in known.segments
+    )
+    kept = [segment for segment in segments if segment.steps or segment.tables]
+    return replace(known, segments=tuple(kept))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mp_agent.flight.postmortem.history import LayerSample, RunHistory
+from mp_agent.flight.postmortem.diagnosis import LayerSample, RunHistory
 from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_expected_shares
-from mp_agent.node.merge.layer_names import LayerNames
-from mp_agent.node.merge.node_layers import RankLayers, reduce_layers
+from mp_agent.node.merge.node_layers import LayerNames, RankLayers, reduce_layers
 from mp_agent.node.merge.node_steps import RankStep, reduce_step
 from mp_agent.node.merge.run_layers import LayerMerge, MergedLayers, ReportLayerColumns
 from mp_agent.node.merge.run_steps import ReportColumns, StepMerge

@@ -1,22 +1,229 @@
-"""Writes flight records of running jobs: decides when, and of which steps."""
+"""Decides when a flight record is written, and writes it.
+
+Request and answer files with which `mp-agent dump` gets a flight record from a node agent.
+::
+
+    <run directory>/flight-request.json    written by the command, removed by the node agent
+    <run directory>/flight-answer.json     written by the node agent, removed by the command
+"""
 
 import asyncio
 import logging
+import queue
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
+
+from mp_agent.errors import FlightError, RingError
 from mp_agent.flight.record.store import record_name
 from mp_agent.node.flight.job import FlightJob
-from mp_agent.node.flight.policy import FlightPolicy, Trigger
-from mp_agent.node.flight.requests import DumpAnswer, DumpRequest, pop_request, write_answer
-from mp_agent.node.flight.writer import Done, FlightWriter
 from mp_agent.node.run.run import Run
 from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 from mp_agent.records.flight import FlightRequest
+from mp_agent.records.steps import EndReason
+from mp_agent.ring.files import read_private, replace_atomically
 from mp_agent.settings import Settings
 
+COOL_DOWN_SECONDS = 600.0
+"""A condition that fires again within this time triggers no further record."""
+GATHER_SECONDS = 30.0
+"""After a record, further conditions are collected for this long and share the next one."""
+
+_BAD_ENDS = (EndReason.FAILED, EndReason.KILLED, EndReason.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """Why a record is due."""
+
+    reason: str
+    trigger: StoredConditionEvent | None = None
+
+
+@dataclass(slots=True)
+class FlightPolicy:
+    """Decides when a record of one run is due, and remembers for what there was one."""
+
+    _pending: dict[str, StoredConditionEvent] = field(default_factory=dict)
+    _notified_seconds: dict[str, float] = field(default_factory=dict)
+    _last_seconds: float | None = None
+    _ended_session: str | None = None
+
+    def on_condition(self, event: StoredConditionEvent) -> None:
+        """Note a critical condition that has begun; others are ignored."""
+        if event.state == "firing" and event.condition.severity == "critical":
+            self._pending.setdefault(event.condition.name, event)
+
+    def due(self, end: EndReason, session: str, now_seconds: float) -> Trigger | None:
+        """Return why a record is due now, assuming that it gets written; None if none is due.
+
+        end, session: how the current attempt ended, and its identifier.
+        """
+        if end in _BAD_ENDS and self._ended_session != session:
+            self._ended_session = session
+            trigger = next(iter(self._pending.values()), None)
+            self._note(now_seconds)
+            return Trigger(end.name.lower(), trigger)
+        self._pending = {
+            name: event
+            for name, event in self._pending.items()
+            if now_seconds - self._notified_seconds.get(name, -COOL_DOWN_SECONDS)
+            >= COOL_DOWN_SECONDS
+        }
+        last_seconds = self._last_seconds
+        gathering = last_seconds is not None and now_seconds - last_seconds < GATHER_SECONDS
+        if not self._pending or gathering:
+            return None
+        first = next(iter(self._pending.values()))
+        self._note(now_seconds)
+        return Trigger(first.condition.name, first)
+
+    def _note(self, now_seconds: float) -> None:
+        self._notified_seconds.update(dict.fromkeys(self._pending, now_seconds))
+        self._pending.clear()
+        self._last_seconds = now_seconds
+
+
+_BYTES_MAX = 1 << 14
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpRequest:
+    """A request for a flight record. `id` is unique per request."""
+
+    id: str
+    requested_unix_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpAnswer:
+    """The path of the record, or why there is none."""
+
+    id: str
+    path: str = ""
+    problem: str = ""
+
+
+def write_request(run_dir: Path, request: DumpRequest) -> None:
+    """Send a request to the run's node agent. Raises OSError."""
+    replace_atomically(_request_path(run_dir), msgspec.json.encode(request))
+
+
+def pop_request(run_dir: Path) -> DumpRequest | None:
+    """Return and remove the pending request; None if there is none that can be read."""
+    path = _request_path(run_dir)
+    if not path.exists():
+        return None
+    request = _read(path, DumpRequest)
+    path.unlink(missing_ok=True)
+    return request
+
+
+def write_answer(run_dir: Path, answer: DumpAnswer) -> None:
+    """Answer a request. Raises OSError."""
+    replace_atomically(_answer_path(run_dir), msgspec.json.encode(answer))
+
+
+def pop_answer(run_dir: Path, request: DumpRequest) -> DumpAnswer | None:
+    """Return and remove the answer to a request; None while there is none."""
+    path = _answer_path(run_dir)
+    answer = _read(path, DumpAnswer)
+    if answer is None or answer.id != request.id:
+        return None
+    path.unlink(missing_ok=True)
+    return answer
+
+
+def forget_requests(run_dir: Path) -> None:
+    """Remove both files: the run is over. Raises OSError."""
+    _request_path(run_dir).unlink(missing_ok=True)
+    _answer_path(run_dir).unlink(missing_ok=True)
+
+
+def _request_path(run_dir: Path) -> Path:
+    return run_dir / "flight-request.json"
+
+
+def _answer_path(run_dir: Path) -> Path:
+    return run_dir / "flight-answer.json"
+
+
+def _read(path: Path, kind: type[_T]) -> _T | None:
+    content = read_private(path, _BYTES_MAX)
+    try:
+        return None if content is None else msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, ValueError):
+        return None
+
+
 log = logging.getLogger("mp_agent.node")
+
+_QUEUE_MAX = 8
+
+Done = Callable[[Path | None, str], None]
+"""Called with the file that was written, or with the problem."""
+
+
+class FlightWriter:
+    """A daemon thread that starts with the first record."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._jobs: queue.Queue[tuple[FlightJob, str, Done]] = queue.Queue(_QUEUE_MAX)
+        self._results: queue.SimpleQueue[tuple[Path, bool]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.pending = 0
+        """Submitted records whose results were not popped yet."""
+
+    def submit(self, job: FlightJob, run: str, done: Done) -> bool:
+        """Queue a job; return False if the queue is full."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="flight", daemon=True)
+            self._thread.start()
+        try:
+            self._jobs.put_nowait((job, run, done))
+        except queue.Full:
+            return False
+        self.pending += 1
+        return True
+
+    def pop_results(self) -> list[tuple[Path, bool]]:
+        """Return and remove the finished jobs: run directory, and whether it was written."""
+        results = []
+        while not self._results.empty():
+            results.append(self._results.get())
+        self.pending -= len(results)
+        return results
+
+    def _work(self) -> None:
+        while True:
+            job, run, done = self._jobs.get()
+            written = self._write(job, run, done)
+            self._results.put((job.run_dir, written))
+
+    def _write(self, job: FlightJob, run: str, done: Done) -> bool:
+        started = time.monotonic()
+        try:
+            path = job.write(self._settings)
+        except (OSError, RingError, FlightError) as error:
+            log.error("flight record of run %s cannot be written: %s", run, error)
+            done(None, str(error))
+            return False
+        except Exception as error:
+            log.exception("flight record of run %s cannot be written", run)
+            done(None, repr(error))
+            return False
+        seconds = time.monotonic() - started
+        log.info("run %s: flight record %s (%s, %.2f s)", run, path, job.request.reason, seconds)
+        done(path, "")
+        return True
+
 
 BUSY_SECONDS_MAX = 60.0
 """Longest time for which an unresponsive disk delays the release of a run."""

@@ -1,26 +1,70 @@
-"""The node agent's HTTP server: /metrics, /healthz and the routes of its services."""
+"""Answers scrapes and requests of the status page, on a port that it finds."""
 
 import asyncio
 import gzip
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from aiohttp import web
 
-from mp_agent.catalog.snapshot import Snapshot
+from mp_agent.catalog.metric import Snapshot
+from mp_agent.errors import SettingError
 from mp_agent.exporters.prometheus import content_type, render
-from mp_agent.node.http.auth import Access
+from mp_agent.node.endpoint import Endpoint, open_listener, usual_ports
+from mp_agent.node.http.auth import Access, access
 from mp_agent.node.http.connections import (
     CONNECTIONS_AT_MOST,
     GuardedListener,
     connections_for,
 )
-from mp_agent.node.http.content_negotiation import accepts_gzip, wanted_types
 from mp_agent.node.logs import OncePerKind
+from mp_agent.settings import Settings
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Return whether a response may be compressed: `gzip` or `*` has a quality above 0.
+
+    A named coding takes precedence over `*`; without any, the response is not compressed.
+    """
+    qualities = _qualities(accept_encoding)
+    named = [qualities[name] for name in ("gzip", "x-gzip") if name in qualities]
+    gzip = max(named, default=qualities.get("*", 0.0))
+    # Explicitly preferred plain text is sent; with equal qualities gzip is shorter.
+    return gzip > 0.0 and gzip >= qualities.get("identity", 0.0)
+
+
+def wanted_types(accept: str) -> str:
+    """Return an Accept header without the media types that the client refuses by `q=0`."""
+    parts = (part.strip() for part in accept.split(","))
+    return ",".join(part for part in parts if part and _quality(part) > 0.0)
+
+
+def _qualities(header: str) -> Mapping[str, float]:
+    """Return the quality of each token of a header, by its name in lower case."""
+    parts = (part for part in header.split(",") if part.strip())
+    return {part.partition(";")[0].strip().lower(): _quality(part) for part in parts}
+
+
+def _quality(part: str) -> float:
+    """Return the quality of a header's element; 1 by default, 0 if it is malformed."""
+    for parameter in part.split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "q":
+            return _number(value.strip())
+    return 1.0
+
+
+def _number(text: str) -> float:
+    """Return a quality value; 0 if it is malformed."""
+    digits = text.replace(".", "", 1)
+    if not (digits.isascii() and digits.isdigit()) or len(text) > 5:
+        return 0.0
+    return min(float(text), 1.0)
+
 
 _SHUTDOWN_SECONDS = 1.0
 _COMPRESSION_LEVEL = 1
@@ -160,3 +204,60 @@ def _encode(snapshot: Snapshot, accept: str, packed: bool) -> tuple[bytes, dict[
         body = gzip.compress(body, _COMPRESSION_LEVEL)
         headers["Content-Encoding"] = "gzip"
     return body, headers
+
+
+log = logging.getLogger("mp_agent.node")
+
+RETRY_SECONDS = 5.0
+
+
+class PortOpener:
+    """Opens the port once; the server closes it."""
+
+    def __init__(self, settings: Settings, server: MetricsServer) -> None:
+        self.endpoint: Endpoint | None = None
+        """Where this agent listens; None until the port is open."""
+        self._settings = settings
+        self._server = server
+        self._next_try_seconds: float | None = None
+
+    async def open(self, now_seconds: float, *, expects_reports: bool, earlier_port: int) -> None:
+        """Open the port if scrapes are enabled or reports of other nodes are expected.
+
+        earlier_port: see `open_listener`. A port that is in use is retried later; the first
+        failure is logged.
+        """
+        scraped = "prometheus" in self._settings.exporters
+        if self.endpoint is not None or not (scraped or expects_reports):
+            return
+        first_try = self._next_try_seconds is None
+        if self._next_try_seconds is not None and now_seconds < self._next_try_seconds:
+            return
+        self._next_try_seconds = now_seconds + RETRY_SECONDS
+        settings = self._settings
+        try:
+            granted = access(settings)
+            listener = open_listener(settings.bind, settings.port, earlier_port=earlier_port)
+        except (SettingError, OSError) as error:
+            if first_try:
+                _explain(error)
+            return
+        port, tls = listener.getsockname()[1], granted.tls is not None
+        self.endpoint = Endpoint(settings.bind, port, tls)
+        await self._server.start(listener, granted, metrics=scraped)
+        log.info("serving on %s", self.endpoint.shown)
+        if settings.port is None and port not in usual_ports():
+            log.warning(
+                "the ports %d to %d are in use: scrape configurations that list only those do not "
+                "find this agent at %d",
+                usual_ports()[0],
+                usual_ports()[-1],
+                port,
+            )
+
+
+def _explain(error: SettingError | OSError) -> None:
+    if isinstance(error, SettingError):
+        log.error("no metrics are served: %s", error)
+    else:
+        log.error("no metrics are served until the port is free: %s", error.strerror)

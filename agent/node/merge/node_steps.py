@@ -13,7 +13,7 @@ from mp_agent.records.columns import (
     STEP_COLUMNS_BY_NAME,
     ColumnFamily,
 )
-from mp_agent.records.reports.rows import NodeRow, NodeStep, OwnNonfinite, StepValue, WeightSample
+from mp_agent.records.reports import NodeRow, NodeStep, OwnNonfinite, StepValue, WeightSample
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, StepRecord
 

@@ -1,15 +1,26 @@
-"""The rows of several nodes become one step of the run, by the columns' algebra and shares."""
+"""Merges the nodes' rows of a step into the run's, with what the ranks have reduced."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, nan
 
 import numpy as np
 
-from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, GroupKey, group_key
-from mp_agent.node.merge.family_rows import FamilyRows, PlainRows, Rows
-from mp_agent.node.merge.layer_copies import LayerCopies
-from mp_agent.node.merge.replica_digests import PlainParameters, ReplicaDigests, StepFacts
+from mp_agent.node.merge.coverage import (
+    AssumedShares,
+    ExpectedShares,
+    GroupKey,
+    LayerCopies,
+    group_key,
+)
+from mp_agent.node.merge.family_rows import (
+    FamilyRows,
+    PlainParameters,
+    PlainRows,
+    ReplicaDigests,
+    Rows,
+    StepFacts,
+)
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import (
     FAMILIES,
@@ -18,9 +29,34 @@ from mp_agent.records.columns import (
     WEIGHTS,
     ColumnFamily,
 )
+from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep, OptimizerStep
-from mp_agent.records.reports.rows import NodeRow, NodeShare, NodeStep, OwnNonfinite, StepValue
+from mp_agent.records.reports import NodeRow, NodeShare, NodeStep, OwnNonfinite, StepValue
 from mp_agent.records.schema import FamilyColumns
+
+
+def completed(step: MergedStep, found: GlobalStatistics) -> MergedStep:
+    """Return the step with the columns and gradients that all ranks have reduced.
+
+    Only where ranks are missing from it, and none from the reduction: nothing is counted twice.
+    What is not reduced stays that of the ranks that are there: other families, comparisons of
+    replicas, the parts of several optimizers.
+    """
+    everyone = found.present_ranks == found.world_size == step.world_size
+    if not everyone or not step.missing_ranks:
+        return step
+    families = {name: own for name, own in step.families.items() if name != GRADIENTS.name}
+    if found.gradients:
+        families[GRADIENTS.name] = found.gradients
+    complete = step.complete - {GRADIENTS.name}
+    return replace(
+        step,
+        step=found.step,
+        columns=found.columns,
+        families=families,
+        complete=complete | {GRADIENTS.name} if found.complete else complete,
+        present_ranks=frozenset(range(step.world_size)),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import FAMILIES, STEP_COLUMNS, ColumnFamily, step_columns
-from mp_agent.records.reports.rows import Layout, NodeShare
+from mp_agent.records.reports import Layout, NodeShare
 from mp_agent.records.schema import Schema, Share
 from mp_agent.records.text import as_utf8
 

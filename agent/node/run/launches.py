@@ -1,6 +1,7 @@
-"""Decides which attempt new rings belong to: the current one, the next, or one that is over."""
+"""Finds the rings of a run, distinguishes its attempts, and refuses those of another job."""
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
@@ -8,7 +9,55 @@ from pathlib import Path
 from mp_agent.errors import RingError
 from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.records.steps import EndReason
+from mp_agent.ring import locations
 from mp_agent.ring.reader import RingReader
+
+log = logging.getLogger("mp_agent.node")
+
+
+class RingFinder:
+    """Scans a run's directory; opens each ring once."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._seen: set[Path] = set()
+        self.refused = 0
+        """Rings that cannot be read: other version, truncated, foreign owner."""
+
+    def new_rings(self) -> Iterator[tuple[Path, RingReader]]:
+        """Yield the rings that appeared since the last call."""
+        for path in locations.find_rings(self._run_dir):
+            if path in self._seen:
+                continue
+            try:
+                reader = RingReader.open(path)
+            except FileNotFoundError:
+                continue
+            except (RingError, OSError) as error:
+                self.refused += 1
+                log.error("refused a ring: %s", error)
+            else:
+                yield path, reader
+            self._seen.add(path)
+
+    @property
+    def known(self) -> tuple[Path, ...]:
+        """All rings that were found so far."""
+        return tuple(self._seen)
+
+    def has_new(self) -> bool:
+        """Return whether there is a ring that was not opened yet."""
+        return bool(set(locations.find_rings(self._run_dir)) - self._seen)
+
+
+def remove_ring(path: Path) -> None:
+    """Delete a ring's file, and its directory if that is empty then."""
+    try:
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
+    except OSError:
+        return
+
 
 _READ_KEPT = 64
 _GENERATIONS = 8
@@ -153,3 +202,89 @@ def committed(reader: RingReader) -> int:
 def any_alive(rings: Rings) -> bool:
     """Return whether the writer of one of the rings is alive."""
     return any(reader.writer_alive() for _, reader in rings)
+
+
+FEATURE = "another job of this name on this node"
+
+
+@dataclass(slots=True)
+class _ConflictingJob:
+    rings: Rings
+    counted: dict[Path, int]
+    """By ring, the step up to which records were counted as lost."""
+
+
+class NameConflicts:
+    """Holds the rings of jobs that wait until the current one is over, unless they end first."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        """Records that are not read."""
+        self._waiting: list[_ConflictingJob] = []
+
+    @property
+    def active(self) -> bool:
+        """Whether a job is waiting."""
+        return bool(self._waiting)
+
+    def add(
+        self, rings: Rings, *, counted: Mapping[Path, int] | None, counted_before: bool
+    ) -> None:
+        """Add a job that has to wait.
+
+        counted: by ring, the step up to which its records are counted as lost, if it has waited
+        before; counted_before: an earlier agent has counted what it has written so far.
+        """
+        identity = rings[0][1].identity
+        log.error(
+            "another job named %r runs on this node (process %d): it is not recorded as long as "
+            "the first one runs. Give each a name of its own (MP_AGENT_RUN)",
+            identity.run,
+            identity.pid,
+        )
+        if counted is None:
+            counted = {path: committed(reader) if counted_before else 0 for path, reader in rings}
+        self._waiting.append(_ConflictingJob(rings, dict(counted)))
+
+    def join(self, rings: Rings) -> bool:
+        """Add rings that belong to a waiting job; return whether they do."""
+        launch = rings[0][1].identity.launch
+        for job in self._waiting:
+            if job.rings[0][1].identity.launch == launch:
+                job.rings = [*job.rings, *rings]
+                job.counted.update({path: 0 for path, _ in rings})
+                return True
+        return False
+
+    def poll(self) -> None:
+        """Count what the waiting jobs have written; drop those that have ended."""
+        for job in self._waiting:
+            alive = any_alive(job.rings)
+            for path, reader in job.rings:
+                written = committed(reader)
+                self.lost += max(written - job.counted[path], 0)
+                job.counted[path] = max(written, job.counted[path])
+            if not alive:
+                _discard(job.rings)
+                job.rings = []
+        self._waiting = [job for job in self._waiting if job.rings]
+
+    def release(self) -> Iterable[tuple[Rings, dict[Path, int]]]:
+        """Yield and remove the waiting jobs, oldest first, with their lost steps by ring."""
+        waiting, self._waiting = self._waiting, []
+        for job in waiting:
+            yield job.rings, job.counted
+
+    def close(self) -> None:
+        """Close all rings."""
+        for job in self._waiting:
+            for _, reader in job.rings:
+                reader.close()
+        self._waiting = []
+
+
+def _discard(rings: Rings) -> None:
+    for path, reader in rings:
+        log.warning("rank %d of the other job has ended unread", reader.identity.rank)
+        reader.close()
+        remove_ring(path)

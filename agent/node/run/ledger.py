@@ -13,7 +13,7 @@ from typing import ClassVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from mp_agent.errors import RingError
-from mp_agent.node.accounting.counters import Cells, Total
+from mp_agent.node.accounting.accumulator import Cells, Total
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.run.launches import Launch
 from mp_agent.node.series.layer_budget import LayerBudgetState

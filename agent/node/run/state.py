@@ -1,30 +1,166 @@
-"""State of a run between steps, and its handover to a successor of the node agent.
+"""What is known of a run: its ranks, the steps that it has taken in, and its account.
 
+State of a run between steps, and its handover to a successor of the node agent.
 What is in the rings can be read again; everything else is in the ledger.
 """
 
 import logging
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mp_agent.alerting.site import usable_values
-from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.accounting.ranks.pace import Standstill
+from mp_agent.exporters.status_page.report import StepHistory
+from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
+from mp_agent.node.accounting.ranks import Standstill
 from mp_agent.node.cluster.member import ClusterMember
-from mp_agent.node.collect.attempt import LocalAttempt
+from mp_agent.node.cluster.root import MergedTable
+from mp_agent.node.collect.attempt import LocalAttempt, LocalStep
+from mp_agent.node.collect.rank_source import RankSource
 from mp_agent.node.conditions.tracker import ConditionTracker
-from mp_agent.node.run.absent_ranks import DepartedRanks
-from mp_agent.node.run.launches import Launches, Rings, launch_of, made_unix_ns
+from mp_agent.node.run.launches import Launches, NameConflicts, Rings, launch_of, made_unix_ns
 from mp_agent.node.run.ledger import Ledger, ProbeTotals, read_ledger, write_ledger
-from mp_agent.node.run.name_conflicts import NameConflicts
-from mp_agent.node.run.step_ingest import StepIngest
 from mp_agent.node.series.layer_budget import LayerBudget
+from mp_agent.records.columns import FAMILIES, ColumnFamily
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.steps import EndReason
+from mp_agent.records.tensor_collections import TensorCollection
 from mp_agent.records.views import ScriptFindings
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
 
 log = logging.getLogger("mp_agent.node")
+
+GRACE_SECONDS = 30.0
+"""Time after the other ranks' first steps within which a rank may still appear."""
+
+
+@dataclass(slots=True)
+class DepartedRanks:
+    """Tracks when the ranks of an attempt ended, so that their last values expire."""
+
+    linger_seconds: float
+    _ended_seconds: dict[int, float] = field(default_factory=dict)
+
+    def update(self, sources: Mapping[int, RankSource], now_seconds: float) -> None:
+        """Note which ranks have ended by now."""
+        for rank, source in sources.items():
+            if source.end is not EndReason.RUNNING:
+                self._ended_seconds.setdefault(rank, now_seconds)
+
+    def begin_attempt(self) -> None:
+        """Forget all ranks: the next attempt reuses their numbers."""
+        self._ended_seconds.clear()
+
+    def expired(self, now_seconds: float) -> frozenset[int]:
+        """Return the ranks that ended at least `linger_seconds` ago."""
+        return frozenset(
+            rank
+            for rank, ended_seconds in self._ended_seconds.items()
+            if now_seconds - ended_seconds >= self.linger_seconds
+        )
+
+
+class UnwatchedRanks:
+    """Warns, once per set of ranks, of ranks without a ring while others make steps."""
+
+    def __init__(self) -> None:
+        self._since_seconds: float | None = None
+        self._reported: frozenset[int] = frozenset()
+
+    def check(self, run: str, attempt: LocalAttempt, now_seconds: float) -> None:
+        """Compare the ranks that belong to this node with those that have a ring."""
+        missing = frozenset(attempt.expected_ranks - set(attempt.sources))
+        if not missing or missing == self._reported or not attempt.newest_sequence:
+            self._since_seconds = None
+            return
+        if self._since_seconds is None:
+            self._since_seconds = now_seconds
+        if now_seconds - self._since_seconds >= GRACE_SECONDS:
+            self._reported = missing
+            log.warning(
+                "run %s: not watched on this node: rank %s. Set MP_AGENT_ATTACH=1 for the job, or "
+                "call mp_agent.init() in every rank",
+                run,
+                ", ".join(map(str, sorted(missing))),
+            )
+
+
+_STEPS_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _ClosedStep:
+    step: int
+    """The trainer's own."""
+    judged: Mapping[str, frozenset[str]]
+    """By family: the optimizers whose norms counted."""
+
+
+class StepIngest:
+    """The only writer of a run's account and its history."""
+
+    def __init__(self, account: Accumulator, *, counted_sequence: int = 0) -> None:
+        """counted_sequence: step up to which an earlier agent has counted this node's ranks."""
+        self.account = account
+        self.history = StepHistory()
+        """The last steps, for the status page."""
+        self.counted_sequence = counted_sequence
+        """Steps up to this one are in the counters of this node's ranks."""
+        self._closed: dict[int, _ClosedStep] = {}
+        """By sequence number, for the layers that follow."""
+
+    def begin_attempt(self) -> None:
+        """Count the next attempt's steps from its first on; counters continue."""
+        self.account.begin_attempt()
+        self.history.clear()
+        self.counted_sequence = 0
+        self._closed = {}
+
+    def fold_local(self, step: LocalStep) -> None:
+        """Count what this node's ranks observed, unless an earlier node agent has."""
+        if step.row.sequence > self.counted_sequence:
+            self.counted_sequence = step.row.sequence
+            for rank, values in step.ranks.items():
+                self.account.fold_rank(rank, values)
+
+    def fold_step(self, step: MergedStep) -> None:
+        """Add a step of the run."""
+        self.account.fold_step(step)
+        self.history.add(step)
+        self.history.loss_misread = self.account.progress.misreadings.scaled
+        self._closed[step.sequence] = _ClosedStep(
+            step.step, {family.name: _judged_optimizers(step, family) for family in FAMILIES}
+        )
+        if len(self._closed) > _STEPS_KEPT:
+            del self._closed[next(iter(self._closed))]
+
+    def fold_layers(self, table: MergedTable, collections: Sequence[TensorCollection] = ()) -> None:
+        """Add the layers of a sampled step; the step itself came before.
+
+        collections: those that the script has defined.
+        """
+        closed = self._closed.get(table.sequence, _ClosedStep(table.sequence, {}))
+        for name, layers in table.families.items():
+            judged = closed.judged.get(name, frozenset())
+            self.account.fold_layers(
+                table.sequence,
+                layers.judged_of(judged),
+                step_judged=bool(judged),
+                step=closed.step,
+                collections=collections,
+            )
+
+
+def _judged_optimizers(step: MergedStep, family: ColumnFamily) -> frozenset[str]:
+    """Return the optimizers whose rows of a family count; "" stands for the run's own."""
+    whole = step.counts(family)
+    judged = {
+        name
+        for name, own in step.optimizers.items()
+        if (whole if own.joint else own.counts(family))
+    }
+    return frozenset(judged | ({""} if whole else set()))
 
 
 class RunState:

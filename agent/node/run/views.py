@@ -3,16 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.accounting.ranks.stragglers import laggards
+from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
+from mp_agent.node.accounting.ranks import laggards
 from mp_agent.node.cluster.member import ClusterMember
 from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.collect.rank_source import RankSource
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.merge.node_steps import observed_columns
+from mp_agent.node.run.launches import FEATURE as NAME_CONFLICT_FEATURE
 from mp_agent.node.run.ledger import ProbeTotals
-from mp_agent.node.run.name_conflicts import FEATURE as NAME_CONFLICT_FEATURE
 from mp_agent.node.run.state import RunState
 from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.columns import TENSORS

@@ -1,5 +1,6 @@
-"""Keeps the layers of a run within the number of series that may be exported.
+"""Keeps the layers of a run within `max_series`: which are shown, and which are rolled up.
 
+Keeps the layers of a run within the number of series that may be exported.
 Beyond it, the worst layers keep their own series and the others are shown together, by module.
 Who has its own series changes as rarely as can be, and every counted event is shown once: in the
 layer's own series or in a roll-up, whichever stood for the layer when it was first exported.
@@ -7,15 +8,48 @@ layer's own series or in a roll-up, whichever stood for the layer when it was fi
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from operator import is_
 
-from mp_agent.catalog.metric import Metric
+from mp_agent.catalog.metric import HistogramValue, Metric
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.catalog.snapshot import HistogramValue
-from mp_agent.node.accounting.counters import CounterStore, Labels
-from mp_agent.node.series.rollup import depth_that_fits, rollup_label, union
+from mp_agent.node.accounting.accumulator import CounterStore, Labels
 from mp_agent.records.columns import FAMILIES, GRADIENTS, ColumnFamily
 from mp_agent.records.views import LayerView
+
+EVERYTHING = "*"
+
+
+def rollup_label(layer: str, depth: int) -> str:
+    """Return the label under which a layer is rolled up, of at most `depth` names of modules.
+
+    `layers.0.attn.q.weight` is of `layers.0.attn.q.*`, or of `layers.*` at depth 1.
+    """
+    name, at, home = layer.partition("@")
+    parents = name.split(".")[:-1][:depth]
+    return ".".join((*parents, EVERYTHING)) + at + home if parents else EVERYTHING
+
+
+def depth_that_fits(layers: Iterable[str], rollups_at_most: int) -> int:
+    """Return the greatest depth at which the layers have no more roll-ups than that."""
+    names = list(layers)
+    depth = max((name.count(".") for name in names), default=0)
+    while depth and len({rollup_label(name, depth) for name in names}) > rollups_at_most:
+        depth -= 1
+    return depth
+
+
+def union(name: str, layers: Sequence[LayerView], family: ColumnFamily = GRADIENTS) -> LayerView:
+    """Return layers of a family as one: their union, of those whose norms count, if any do."""
+    judged = [layer for layer in layers if layer.judged]
+    of = judged or layers
+    values = family.merged([[each.values.get(own, nan) for own in family.names] for each in of])
+    sound = all(column in values for column in family.required)
+    step = min(each.step for each in of)
+    return LayerView(
+        name=name, values=values, judged=bool(judged) and sound, family=family.name, step=step
+    )
+
 
 _NONFINITE = BY_PROMETHEUS_NAME["mp_agent_layer_grad_nonfinite_elements_total"]
 

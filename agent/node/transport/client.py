@@ -1,16 +1,70 @@
-"""HTTP client for other node agents; each request is bounded in time."""
+"""Messages between node agents: their format, their protocol, and the client that sends them."""
 
 import asyncio
 import os
 import random
 import ssl
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
+from typing import Protocol
 
 import aiohttp
+import msgspec
 
-from mp_agent.node.transport.wire import CONTENT_TYPE, ROWS_PATH
+from mp_agent.errors import ReportError
+from mp_agent.records.reports import (
+    REPORT_BYTES_MAX,
+    KnownNode,
+    NodeReport,
+    Receipt,
+    decode_report,
+    encode_report,
+)
+from mp_agent.records.schema import RankIdentity
+from mp_agent.records.steps import EndReason
+
+ROWS_PATH = "/api/v1/rows"
+RETIRE_PATH = "/api/v1/retire"
+"""Request to a root: another agent has become the root."""
+MOVE_PATH = "/api/v1/root"
+"""Request of a root: its URL has changed."""
+PATHS = frozenset({ROWS_PATH, RETIRE_PATH, MOVE_PATH})
+"""Requests to these carry the run's token."""
+CONTENT_TYPE = "application/vnd.mp-agent.report+zlib"
+"""Not a Content-Encoding: an HTTP library would decompress that without a limit."""
+
+BODY_BYTES_MAX = 16 * 2**20
+_COMPRESSION_LEVEL = 1
+
+
+def pack(report: NodeReport) -> bytes:
+    """Return the body of the request that carries a report."""
+    return zlib.compress(encode_report(report), _COMPRESSION_LEVEL)
+
+
+def unpack(body: bytes) -> NodeReport:
+    """Return the report in a request's body.
+
+    Raises ReportError, which says what is wrong; decompression stops at `REPORT_BYTES_MAX`.
+    """
+    decompressor = zlib.decompressobj()
+    try:
+        data = decompressor.decompress(body, REPORT_BYTES_MAX + 1)
+    except zlib.error as error:
+        raise ReportError(f"not a report: {error}") from error
+    if len(data) > REPORT_BYTES_MAX:
+        raise ReportTooLarge(f"more than {REPORT_BYTES_MAX} bytes unpacked")
+    if not decompressor.eof:
+        raise ReportError("not a report: it is truncated")
+    return decode_report(data)
+
+
+class ReportTooLarge(ReportError):
+    """A report exceeds the size limit."""
+
 
 _FIRST_SECONDS = 0.5
 _GROWTH = 2.0
@@ -141,3 +195,126 @@ def _legible(answer: bytes) -> str:
 def _retry_after_seconds(response: aiohttp.ClientResponse) -> float:
     text = response.headers.get("Retry-After", "")
     return min(float(text), 60.0) if text.isdigit() else 0.0
+
+
+class ReportSource(Protocol):
+    """The part of `Run` that is used here."""
+
+    @property
+    def session(self) -> str:
+        """Identifies this node's current attempt; reports of other attempts are obsolete."""
+
+    def next_report(self) -> NodeReport | None:
+        """Return a report of what is new since the last call."""
+
+    def acknowledge(self, receipt: Receipt) -> None:
+        """Process the root's answer to a report."""
+
+    def report_dropped(self, report: NodeReport) -> None:
+        """Have its rows reported again: the root could not read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Packet:
+    report: NodeReport
+    body: bytes
+
+
+class PendingReport:
+    """Holds one report until the root has answered it, so that a retry sends the same one.
+
+    A report that is too large for the root is sent without its layer tables, then dropped.
+    """
+
+    def __init__(self, run: ReportSource, *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+        self._run = run
+        self._body_bytes_max = body_bytes_max
+        self._packet: _Packet | None = None
+        self.reports_dropped = 0
+        """Reports that were dropped, completely or except for their step rows."""
+
+    async def next_body(self) -> bytes | None:
+        """Return the body to send next; None if there is none."""
+        if self._packet is not None and self._packet.report.session != self._run.session:
+            self._packet = None
+        while self._packet is None:
+            report = self._run.next_report()
+            if report is None:
+                return None
+            await self._pack(report)
+        return self._packet.body
+
+    def answered(self, receipt: Receipt) -> bool:
+        """Release the report: the root has answered it. Return whether it has the final one."""
+        packet, self._packet = self._packet, None
+        self._run.acknowledge(receipt)
+        return packet is not None and packet.report.final and receipt.accepted
+
+    def refused(self) -> None:
+        """Drop the report, as the root cannot read it; what it may have held is reported again."""
+        packet, self._packet = self._packet, None
+        if packet is not None:
+            self.reports_dropped += 1
+            self._run.report_dropped(packet.report)
+
+    async def too_large(self) -> None:
+        """Shrink the report, or drop it."""
+        packet, self._packet = self._packet, None
+        if packet is not None:
+            await self._shrink(packet.report)
+
+    async def _pack(self, report: NodeReport) -> None:
+        # In a thread: packing a table of all layers would delay the polling of the rings.
+        body = await asyncio.to_thread(pack, report)
+        if len(body) > self._body_bytes_max:
+            await self._shrink(report)
+        else:
+            self._packet = _Packet(report, body)
+
+    async def _shrink(self, report: NodeReport) -> None:
+        self.reports_dropped += 1
+        if report.layers:
+            await self._pack(msgspec.structs.replace(report, layers=(), layouts=()))
+
+
+class RunOnNode(ReportSource, Protocol):
+    """The part of `Run` that the transport uses."""
+
+    run_dir: Path
+    url: str
+    """URL at which other nodes reach this agent; set by the transport."""
+
+    @property
+    def seen(self) -> bool:
+        """Whether a ring of the run has been found; the rest is valid only then."""
+
+    @property
+    def end(self) -> EndReason:
+        """How the local ranks ended; RUNNING while one runs."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this node holds rank 0."""
+
+    @property
+    def identity(self) -> RankIdentity:
+        """Of the lowest local rank."""
+
+    @property
+    def created_unix_ns(self) -> frozenset[int]:
+        """When the rings of the current attempt were created, by this node's clock."""
+
+    @property
+    def nodes(self) -> tuple[KnownNode, ...]:
+        """The known nodes of the run."""
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a report is due at once."""
+
+    def receive(self, report: NodeReport) -> Receipt:
+        """Merge another node's report."""

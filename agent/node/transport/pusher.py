@@ -8,12 +8,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mp_agent.errors import ReportError
-from mp_agent.node.transport.client import LONGEST_SECONDS, Backoff, PushClient, Reply
-from mp_agent.node.transport.pending_report import PendingReport
+from mp_agent.node.transport.client import (
+    LONGEST_SECONDS,
+    Backoff,
+    PendingReport,
+    PushClient,
+    Reply,
+    RunOnNode,
+)
 from mp_agent.node.transport.root_address import RootAddress
-from mp_agent.node.transport.run_protocol import RunOnNode
-from mp_agent.records.reports.report_codec import decode_receipt
-from mp_agent.records.reports.rows import Receipt
+from mp_agent.records.reports import Receipt, decode_receipt
 from mp_agent.records.steps import EndReason
 from mp_agent.records.views import TransportView
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from mp_agent.node.endpoint import Endpoint
 from mp_agent.ring import address
 from mp_agent.ring.address import DEFAULT_PORT, base_url
-from mp_agent.ring.root_note import RootNote
+from mp_agent.ring.run_files import RootNote
 from mp_agent.settings import Settings
 
 

@@ -1,24 +1,136 @@
-"""Connects one run to its root agent: locates the root, pushes, and hands the root role over."""
+"""How this node finds its run's root agent, follows it when it moves, and reports to it."""
 
+import asyncio
 import hmac
 import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 
 from mp_agent.node.endpoint import Endpoint
-from mp_agent.node.transport.client import PushClient
+from mp_agent.node.transport.client import MOVE_PATH, RETIRE_PATH, Backoff, PushClient, RunOnNode
 from mp_agent.node.transport.pusher import Pusher
 from mp_agent.node.transport.root_address import OwnAddress, RootAddress, advice, locate
-from mp_agent.node.transport.root_moves import Notifier, RootMoves
-from mp_agent.node.transport.root_note import RootNoteFile
-from mp_agent.node.transport.run_protocol import RunOnNode
-from mp_agent.node.transport.wire import RETIRE_PATH
 from mp_agent.records.views import TransportView
 from mp_agent.ring import address
+from mp_agent.ring.run_files import RootNote, read_root_note, write_root_note
 from mp_agent.settings import Settings
 
 log = logging.getLogger("mp_agent.node")
+
+
+class RootNoteFile:
+    """Keeps the last note, which may be of an earlier attempt."""
+
+    def __init__(self, run: RunOnNode) -> None:
+        self.last: RootNote | None = None
+        self._run = run
+
+    @property
+    def present(self) -> RootNote | None:
+        """The note, if it is of the current attempt."""
+        note = self.last
+        if note is None or not self._run.seen:
+            return None
+        return note if note.asked_by_unix_ns in self._run.created_unix_ns else None
+
+    @property
+    def attempt_unix_ns(self) -> int:
+        """Identifies the current attempt, by rank 0's clock; 0 until it is known."""
+        note = self.present
+        return note.created_unix_ns if note else 0
+
+    def read(self) -> RootNote | None:
+        """Read the note; return the previous one if that was of an attempt that is now over."""
+        note, before = read_root_note(self._run.run_dir), self.last
+        if note is None or note == before:
+            return None
+        self.last = note
+        over = before is not None and before.created_unix_ns not in (0, note.created_unix_ns)
+        return before if over else None
+
+    def write(self, note: RootNote) -> None:
+        """Replace the note, also for a successor of this agent; a full directory is only logged."""
+        self.last = note
+        try:
+            write_root_note(self._run.run_dir, note)
+        except OSError as error:
+            log.warning(
+                "run %s: the note of the root address cannot be written: %s", self._run.name, error
+            )
+
+
+class Notifier:
+    """Notifies other node agents, with retries, in the background until `stop`."""
+
+    def __init__(self, client: PushClient) -> None:
+        self._client = client
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(
+        self, url: str, path: str, token: str, query: Mapping[str, str], *, limit_seconds: float
+    ) -> None:
+        """Start to deliver a message; give up after `limit_seconds`."""
+        task = asyncio.get_running_loop().create_task(
+            self._deliver(url, path, token, query, limit_seconds)
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def stop(self) -> None:
+        """Cancel all messages in progress."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _deliver(
+        self, url: str, path: str, token: str, query: Mapping[str, str], limit_seconds: float
+    ) -> None:
+        backoff, until_seconds = Backoff(), time.monotonic() + limit_seconds
+        while time.monotonic() < until_seconds:
+            reply = await self._client.send_message(url, path, token, query)
+            # Any other status means that it was delivered, or is obsolete there.
+            if reply.status not in (0, 429) and reply.status < 500:
+                return
+            await asyncio.sleep(backoff.next_pause_seconds())
+
+
+class RootMoves:
+    """Records the nodes' URLs in the note of a run, so that a successor can notify them."""
+
+    def __init__(self, run: RunOnNode, notes: RootNoteFile, messenger: Notifier) -> None:
+        self._run = run
+        self._note_file = notes
+        self._notifier = messenger
+
+    def tick(self, own_url: str, token: str) -> None:
+        """Update the note and notify the nodes if the URL has changed; own_url: "" if not known."""
+        note = self._note_file.present
+        if note is None or note.problem or not note.url or not own_url:
+            return
+        if note.url != own_url:
+            log.info(
+                "run %s: the root agent moved to %s; notifying the other nodes",
+                self._run.name,
+                own_url,
+            )
+            self._notify_nodes(note.nodes, own_url, token)
+        nodes = {**note.nodes, **self._nodes()}
+        if (note.url, note.nodes) != (own_url, nodes):
+            self._note_file.write(replace(note, url=own_url, nodes=nodes))
+
+    def _notify_nodes(self, nodes: Mapping[str, str], own_url: str, token: str) -> None:
+        attempt = str(self._note_file.attempt_unix_ns)
+        query = {"run": self._run.name, "attempt": attempt, "url": own_url}
+        for url in nodes.values():
+            self._notifier.send(url, MOVE_PATH, token, query, limit_seconds=inf)
+
+    def _nodes(self) -> dict[str, str]:
+        own = self._run.identity.node_rank
+        known = (node for node in self._run.nodes if node.url and node.node_rank != own)
+        return {str(node.node_rank): node.url for node in known}
+
 
 STORE_SECONDS = 30.0
 """Time to wait for the job's store before MASTER_ADDR is used."""

@@ -1,23 +1,223 @@
-"""The service that pushes this agent's runs to their roots, and receives for roots here."""
+"""Answers other node agents of a run: reports of rows, and changes of the root."""
 
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
 
-from mp_agent.errors import SettingError
+from mp_agent.errors import ReportError, SettingError
 from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.tls import client_tls
-from mp_agent.node.transport.client import PushClient
-from mp_agent.node.transport.handlers import ReportHandlers
+from mp_agent.node.transport.client import (
+    BODY_BYTES_MAX,
+    MOVE_PATH,
+    RETIRE_PATH,
+    ROWS_PATH,
+    PushClient,
+    ReportTooLarge,
+    RunOnNode,
+    unpack,
+)
 from mp_agent.node.transport.root_link import RootLink
-from mp_agent.node.transport.run_protocol import RunOnNode
+from mp_agent.records.reports import encode_receipt
+from mp_agent.ring.run_files import is_base_url
 from mp_agent.settings import Settings
 
 log = logging.getLogger("mp_agent.node")
+
+REQUESTS_PER_SECOND = 4.0
+REQUESTS_AT_ONCE = 40.0
+"""Requests that a node may send in a burst, to catch up."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    filled_seconds: float
+
+
+@dataclass(slots=True)
+class RateLimit:
+    """Token bucket per sender."""
+
+    per_second: float = REQUESTS_PER_SECOND
+    at_once: float = REQUESTS_AT_ONCE
+    _buckets: dict[tuple[str, int], _Bucket] = field(default_factory=dict)
+
+    def admits(self, sender: tuple[str, int], now_seconds: float) -> bool:
+        """Count one request of a sender; return False if it has sent too many."""
+        bucket = self._buckets.setdefault(sender, _Bucket(self.at_once, now_seconds))
+        gained = (now_seconds - bucket.filled_seconds) * self.per_second
+        bucket.left = min(self.at_once, bucket.left + gained)
+        bucket.filled_seconds = now_seconds
+        if bucket.left < 1.0:
+            return False
+        bucket.left -= 1.0
+        return True
+
+    def forget(self, run: str) -> None:
+        """Drop the senders of a run that is over."""
+        for sender in [sender for sender in self._buckets if sender[0] == run]:
+            del self._buckets[sender]
+
+
+_BODIES_AT_ONCE = 32
+_BODY_SECONDS = 20.0
+_THREAD_BYTES = 1 << 18
+"""Larger bodies are unpacked in a thread: it would delay the polling of the rings."""
+_BEARER = "Bearer "
+
+
+class _Refusal(Exception):
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class ReportHandlers:
+    """Checks each request in this order: sender, root and attempt, size and rate."""
+
+    def __init__(self, link: Callable[[str], RootLink | None]) -> None:
+        """link: returns a run's link by the run's name."""
+        self._link = link
+        self._rate = RateLimit()
+        self._room = asyncio.Semaphore(_BODIES_AT_ONCE)
+        self._failures: set[str] = set()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes for the HTTP server."""
+        return [
+            web.post(ROWS_PATH, self._rows),
+            web.post(RETIRE_PATH, self._retire),
+            web.post(MOVE_PATH, self._move),
+        ]
+
+    def forget(self, run: str) -> None:
+        """Drop the rate limits of a run that is over."""
+        self._rate.forget(run)
+
+    async def _rows(self, request: web.Request) -> web.Response:
+        link = self._link(request.query.get("run", ""))
+        size = 0
+        try:
+            link = _authenticated(link, request)
+            self._admit(link, request)
+            async with self._room:
+                body = await _body(request)
+                size = len(body)
+                answer = await self._receive(link, body)
+        except _Refusal as refusal:
+            if link is not None:
+                link.count_request(size, refused=True)
+            return _refused(refusal)
+        except asyncio.TimeoutError:
+            return _refused(_Refusal(408, f"the body took more than {_BODY_SECONDS:g} s"))
+        except ConnectionError:
+            return _refused(_Refusal(400, "the sender has gone"))
+        link.count_request(size, refused=False)
+        return web.Response(body=answer, content_type="application/octet-stream")
+
+    async def _retire(self, request: web.Request) -> web.Response:
+        try:
+            link = _authenticated(self._link(request.query.get("run", "")), request)
+            if not link.retire(_integer(request.query, "attempt")):
+                raise _Refusal(409, "this agent is in another attempt")
+        except _Refusal as refusal:
+            return _refused(refusal)
+        return web.Response(text="ok\n")
+
+    async def _move(self, request: web.Request) -> web.Response:
+        try:
+            link = _authenticated(self._link(request.query.get("run", "")), request)
+            url = request.query.get("url", "")
+            if not is_base_url(url):
+                raise _Refusal(400, "url is not that of a node agent")
+            if not link.follow_move(_integer(request.query, "attempt"), url):
+                raise _Refusal(409, "this agent is the root, or in another attempt")
+        except _Refusal as refusal:
+            return _refused(refusal)
+        return web.Response(text="ok\n")
+
+    def _admit(self, link: RootLink, request: web.Request) -> None:
+        """Refuse unless this agent is the attempt's root and the sender within its rate."""
+        if not link.collects:
+            raise _Refusal(409, "this agent is not the root of the run")
+        attempt_unix_ns = _integer(request.query, "attempt")
+        if attempt_unix_ns and link.attempt_unix_ns not in (0, attempt_unix_ns):
+            raise _Refusal(409, "this agent is the root of another attempt")
+        if (request.content_length or 0) > BODY_BYTES_MAX:
+            raise _Refusal(413, f"more than {BODY_BYTES_MAX} bytes")
+        sender = (link.run.name, _integer(request.query, "node"))
+        if sender[1] >= link.run.identity.world_size:
+            raise _Refusal(400, f"node {sender[1]} is none of the run")
+        if not self._rate.admits(sender, time.monotonic()):
+            raise _Refusal(429, "too many requests of this node")
+
+    async def _receive(self, link: RootLink, body: bytes) -> bytes:
+        try:
+            if len(body) > _THREAD_BYTES:
+                report = await asyncio.to_thread(unpack, body)
+            else:
+                report = unpack(body)
+            return encode_receipt(link.run.receive(report))
+        except ReportTooLarge as error:
+            raise _Refusal(413, str(error)) from error
+        except ReportError as error:
+            raise _Refusal(400, str(error)) from error
+        except Exception as error:
+            kind = type(error).__name__
+            if kind not in self._failures:
+                self._failures.add(kind)
+                log.exception("run %s: a report cannot be processed", link.run.name)
+            raise _Refusal(500, kind) from error
+
+
+def _authenticated(link: RootLink | None, request: web.Request) -> RootLink:
+    """Return the link of the run that the sender is authorised for; else raise a refusal.
+
+    Without a token a client learns nothing, not even which runs exist.
+    """
+    header = request.headers.get("Authorization", "")
+    token = header.removeprefix(_BEARER) if header.startswith(_BEARER) else ""
+    if link is None or not token or not link.accepts(token):
+        raise _Refusal(401, "the token is not that of a run that this agent watches")
+    return link
+
+
+async def _body(request: web.Request) -> bytes:
+    """Return a request's body; most arrive together with the head."""
+    if request.content.is_eof() and request.content.total_bytes <= BODY_BYTES_MAX:
+        return request.content.read_nowait()
+    return await asyncio.wait_for(_read(request), _BODY_SECONDS)
+
+
+async def _read(request: web.Request) -> bytes:
+    chunks, size = [], 0
+    async for chunk in request.content.iter_any():
+        size += len(chunk)
+        if size > BODY_BYTES_MAX:
+            raise _Refusal(413, f"more than {BODY_BYTES_MAX} bytes")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _integer(query: Mapping[str, str], name: str) -> int:
+    text = query.get(name, "0")
+    if not text.isascii() or not text.isdigit() or len(text) > 20:
+        raise _Refusal(400, f"{name} has value {text[:40]!r}, which is not a number")
+    return int(text)
+
+
+def _refused(refusal: _Refusal) -> web.Response:
+    headers = {"Retry-After": "1"} if refusal.status == 429 else {}
+    if refusal.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return web.Response(status=refusal.status, text=f"{refusal}\n", headers=headers)
 
 
 class PushService:

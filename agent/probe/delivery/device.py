@@ -1,26 +1,105 @@
-"""The way into the ring for steps with numbers on an accelerator."""
+"""The way into the ring for steps whose numbers are on a device."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from math import isfinite, prod
+from math import isfinite, isnan, prod
 
+import numpy as np
 import torch
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.accelerator import DeviceConstants
-from mp_agent.probe.delivery.other_families import LAYER_HISTORY_STEPS, LAYER_SLOTS, OtherFamilies
-from mp_agent.probe.delivery.own_shares import OwnShares
-from mp_agent.probe.delivery.payload import host_part, on_host, packed
-from mp_agent.probe.delivery.ring_memory import STEP_SLOTS, RingMemory
-from mp_agent.probe.delivery.transfers import DeviceTransfers, TransferSlots
-from mp_agent.probe.delivery.unscale import unscaled
+from mp_agent.probe.delivery.other_families import (
+    LAYER_HISTORY_STEPS,
+    LAYER_SLOTS,
+    OtherFamilies,
+    OwnShares,
+)
+from mp_agent.probe.delivery.transfers import STEP_SLOTS, DeviceTransfers, RingMemory, TransferSlots
+from mp_agent.probe.scalars import Scalar
+from mp_agent.probe.statistics.table import bounded_array
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.observed_step import ObservedStep, record_of
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS
+from mp_agent.probe.step.open_step import ObservedStep, record_of
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_COLUMNS, GRADIENTS
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray
+from mp_agent.ring.format.device_part import HostPart
 from mp_agent.ring.format.layout import DEVICE_SCALARS
 from mp_agent.ring.writer import RingWriter
+
+
+def unscaled(
+    table_NC: FloatArray, inverse_scales: Sequence[float], rows_of_each: Sequence[slice]
+) -> FloatArray:
+    """Return the table with some ranges of rows unscaled, each by a scale of its own.
+
+    A scale that is NaN leaves its rows as they are.
+    """
+    result_NC = np.array(table_NC)
+    for inverse_scale, rows in zip(inverse_scales, rows_of_each, strict=True):
+        if isnan(inverse_scale):
+            continue
+        for place, column in enumerate(GRADIENT_COLUMNS):
+            for _ in range(column.unscaling.value):
+                result_NC[rows, place] = bounded_array(result_NC[rows, place] * inverse_scale)
+    return result_NC
+
+
+def packed(
+    step: ObservedStep, device: torch.device, *, with_totals: bool
+) -> tuple[torch.Tensor, tuple[str, ...]]:
+    """Return one vector [N] on the device, and the names of the scalars in front.
+
+    These are the scalars that are on a device; the scales that were not read follow them, and the
+    totals, if they are to go along.
+    """
+    waiting = {
+        name: value for name, value in step.scalars.items() if isinstance(value, torch.Tensor)
+    }
+    scales = [unread.inverse_scale for unread in step.unread_scales]
+    parts = [
+        value.to(device, torch.float64, non_blocking=True).reshape(1)
+        for value in (*waiting.values(), *scales)
+    ]
+    if step.totals_GC is not None and with_totals:
+        parts.append(step.totals_GC.reshape(-1))
+    if not parts:
+        return torch.empty(0, dtype=torch.float64, device=device), ()
+    return torch.cat(parts), tuple(waiting)
+
+
+def host_part(step: ObservedStep, names: tuple[str, ...], numbers: int) -> HostPart:
+    """Return what the host knows of a step, and where `numbers` from the device have the rest.
+
+    names: of the scalars in front of them; totals, where the device has them, are the last ones.
+    """
+    totals = len(names) + len(step.unread_scales)
+    scalars = {
+        name: value for name, value in step.scalars.items() if isinstance(value, float | int)
+    }
+    if step.totals_GC is not None and numbers == totals:
+        # They are on the host: who reads this part has them no more.
+        scalars["gradients_measured"] = 0.0
+    return HostPart(
+        sequence=step.sequence,
+        step=step.step,
+        time_unix_ns=step.time_unix_ns,
+        scalars=scalars,
+        places={name: place for place, name in enumerate(names)},
+        numbers=numbers,
+        totals_place=totals if numbers > totals else None,
+    )
+
+
+def on_host(
+    scalars: Mapping[str, Scalar], names: tuple[str, ...], values_N: FloatArray
+) -> dict[str, float]:
+    """Return all scalars as floats: those called `names` from the front of `values_N`."""
+    arrived = dict(zip(names, values_N.tolist(), strict=False))
+    return {
+        name: arrived[name] if isinstance(value, torch.Tensor) else value
+        for name, value in scalars.items()
+    }
 
 
 class DeviceDelivery:

@@ -1,8 +1,8 @@
-"""The guard of one process: called around every update, it decides and acts."""
+"""What the guard does to each update, and the columns in which it records it."""
 
 import logging
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Thread, current_thread
 from typing import Any
@@ -12,28 +12,66 @@ import torch.distributed as dist
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from mp_agent.catalog.guard import Action, Values
+from mp_agent.catalog.guard import DRY_RUN, POLICIES_BY_NAME, Action, Values
 from mp_agent.probe import accelerator
-from mp_agent.probe.guard.action_columns import ActionColumns
-from mp_agent.probe.guard.action_log import ActionLog
-from mp_agent.probe.guard.decision.agreement import Agreement
-from mp_agent.probe.guard.decision.outcome import UpdateOutcome
-from mp_agent.probe.guard.decision.reading import (
+from mp_agent.probe.guard.loss_scales import LossScales, follow_skip
+from mp_agent.probe.guard.outcome import ActionLog, Agreement, UpdateOutcome
+from mp_agent.probe.guard.slow_policies import Requests, SlowPolicies
+from mp_agent.probe.guard.update import GuardedOptimizer
+from mp_agent.probe.guard.verdict import (
     LOSS_SCALES,
     GradientReader,
+    UpdateVerdict,
     failed,
     skipped_by_scaler,
 )
-from mp_agent.probe.guard.decision.verdict import UpdateVerdict
-from mp_agent.probe.guard.guarded_optimizer import GuardedOptimizer
-from mp_agent.probe.guard.policies.loss_scales import LossScales, follow_skip
-from mp_agent.probe.guard.policies.requests import Requests
-from mp_agent.probe.guard.policies.slow_policies import SlowPolicies
 from mp_agent.probe.meeting import NotMet, cause_of
+from mp_agent.probe.optimizers.roles import Role
 from mp_agent.probe.scalars import Scalar, reciprocal, scalar_of
-from mp_agent.probe.step.running_step import running_step
+from mp_agent.probe.step.thread_progress import running_step
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.ring.interruptions import pass_on
+
+
+class ActionColumns:
+    """The columns of the actions that `policies` may take; those of others stay absent."""
+
+    def __init__(self, policies: Iterable[str], context: TrackerContext, *, dry_run: bool) -> None:
+        own = {POLICIES_BY_NAME[name].action for name in policies}
+        self._columns = tuple(action.column for action in {*own, Action.NONE_LEFT})
+        self._context = context
+        self._weight = DRY_RUN if dry_run else 1.0
+
+    def of(self, optimizer: Optimizer) -> dict[str, Scalar]:
+        """Return the scalars of the step that the update is a part of, with 0 for each action."""
+        scalars = self._scalars_of(optimizer)
+        for column in self._columns:
+            scalars.setdefault(column, 0.0)
+        return scalars
+
+    def note(
+        self, scalars: dict[str, Scalar], action: Action, is_done: torch.Tensor | bool
+    ) -> None:
+        """Record whether something is done, for any optimizer; on a device it is not known here."""
+        if action.column not in self._columns:
+            return
+        done = float(is_done) if isinstance(is_done, bool) else scalar_of(is_done)
+        before = scalars.get(action.column, 0.0)
+        if isinstance(done, torch.Tensor):
+            value = done.to(torch.float64) * self._weight
+            if isinstance(before, torch.Tensor):
+                value = torch.maximum(value, before)
+            if isinstance(before, torch.Tensor) or not before:
+                scalars[action.column] = value
+        elif done:
+            scalars[action.column] = self._weight
+
+    def _scalars_of(self, optimizer: Optimizer) -> dict[str, Scalar]:
+        watched = self._context.registry.of(optimizer)
+        if watched is None or watched.role is Role.SEPARATE:
+            return {} if watched is None else watched.scalars
+        return self._context.boundaries.of(watched).scalars
+
 
 log = logging.getLogger("mp_agent")
 

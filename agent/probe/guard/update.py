@@ -1,5 +1,6 @@
-"""Carries a verdict out: skips an optimizer's update, or scales its gradients down.
+"""An update under the guard, and what is restored when it is refused.
 
+Carries a verdict out: skips an optimizer's update, or scales its gradients down.
 On the host the verdict is read: a skipped update is one without gradients, which every optimizer
 of torch leaves alone, state included. Others, which may not look for absent gradients, step on
 zeros, and what that has changed is put back (`rollback`). On a device it is not read. A fused
@@ -8,16 +9,100 @@ gradients become 0, upon which momentum and weight decay still move the weights 
 steps left.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from mp_agent.catalog.guard import Values
 from mp_agent.probe import accelerator
-from mp_agent.probe.guard.decision.verdict import UpdateVerdict
-from mp_agent.probe.guard.rollback import Rollback
+from mp_agent.probe.guard.outcome import Outcomes, UpdateOutcome
+from mp_agent.probe.guard.verdict import Judge, UpdateVerdict
+
+
+class Rollback:
+    """Copies of an optimizer's parameters and of their state: as much memory as these, until then.
+
+    Also of those of optimizers that it wraps, and of what the groups hold but learning rates.
+    Tensors are put back in place, as other objects may hold them. Other attributes of an optimizer
+    are not put back.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        wrapped = list(_wrapped_by(optimizer))
+        optimizers = [optimizer, *wrapped]
+        own = {p for p in _parameters_of(optimizer) if p.grad is not None}
+        # Those of another optimizer, such as copies in FP32, may get gradients only in the step.
+        others = {parameter for each in wrapped for parameter in _parameters_of(each)}
+        others.difference_update(_parameters_of(optimizer))
+        self._parameters = {each: each.detach().clone() for each in own | others}
+        states = [each.state for each in optimizers]
+        self._entries = [(state, dict(state)) for state in states]
+        groups = [group for each in optimizers for group in each.param_groups]
+        tables = [table for state in states for table in map(state.get, list(state))]
+        self._tables = [_Table(table) for table in (*tables, *groups) if isinstance(table, dict)]
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for parameter, values in self._parameters.items():
+            parameter.detach().copy_(values)
+        for state, before in self._entries:
+            state.clear()
+            state.update(before)
+        for table in self._tables:
+            table.restore()
+
+
+def _wrapped_by(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """Yield the optimizers that it holds, itself or in a collection, and what they hold."""
+    seen = {id(optimizer)}
+    waiting: list[object] = [optimizer]
+    while waiting:
+        holder = waiting.pop()
+        for value in vars(holder).values():
+            parts: Iterable[object] = (value,)
+            if isinstance(value, list | tuple):
+                parts = value
+            elif isinstance(value, dict):
+                parts = value.values()
+            for part in parts:
+                if isinstance(part, Optimizer) and id(part) not in seen:
+                    seen.add(id(part))
+                    waiting.append(part)
+                    yield part
+
+
+def _parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+class _Table:
+    """The state of one parameter, or a group, and copies of its values."""
+
+    def __init__(self, table: dict[str, Any]) -> None:
+        self._table = table
+        self._values = {
+            name: (value, _copied(value))
+            for name, value in table.items()
+            if name not in ("params", "lr")
+        }
+
+    def restore(self) -> None:
+        for name in set(self._table) - set(self._values) - {"params", "lr"}:
+            del self._table[name]
+        for name, (value, copied) in self._values.items():
+            if isinstance(value, torch.Tensor):
+                value.detach().copy_(copied)
+            self._table[name] = value if isinstance(value, torch.Tensor) else copied
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else deepcopy(value)
+
 
 _ABSENT = object()
 
@@ -146,3 +231,33 @@ def _local(gradient: torch.Tensor) -> torch.Tensor:
 def _takes_found_inf(optimizer: Optimizer) -> bool:
     supports = getattr(optimizer, "_step_supports_amp_scaling", False)
     return bool(supports) and all(group.get("fused") for group in optimizer.param_groups)
+
+
+class GuardedOptimizer:
+    """The history of an optimizer's updates, and the one under way; keeps no parameter alive."""
+
+    def __init__(self, policies: Mapping[str, Values], device: torch.device) -> None:
+        self.device = device
+        self._judge = Judge(policies, device)
+        self._outcomes = Outcomes()
+        self._update: GuardedUpdate | None = None
+
+    def judge(self, agreed: torch.Tensor, ranks: int) -> tuple[UpdateVerdict, list[UpdateOutcome]]:
+        """Return the verdict on the next update, and the outcomes that are due."""
+        verdict = self._judge.judge(agreed, ranks)
+        return verdict, self._outcomes.add(verdict)
+
+    def carry_out(self, optimizer: Optimizer, verdict: UpdateVerdict, rate_factor: float) -> None:
+        """Change the update under way; until `finish`."""
+        self._update = GuardedUpdate(optimizer, verdict, rate_factor)
+
+    def finish(self) -> None:
+        """Restore what was changed for the update."""
+        if self._update is not None:
+            self._update.finish()
+        self._update = None
+
+    @property
+    def rates_of_script(self) -> Mapping[int, Any]:
+        """Learning rates that are lowered for the update under way as they were, by group."""
+        return {} if self._update is None else self._update.rates_of_script

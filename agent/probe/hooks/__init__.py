@@ -5,57 +5,54 @@ names imported before `init()` are covered. `torch.compile` finds the same graph
 breaks as without them; clipping that it traces is not observed, a step that it traces is.
 """
 
-from mp_agent.probe.hooks import (
-    autocast,
-    deepspeed,
-    evaluation,
-    fastai,
-    graphs,
-    keras,
-    loss,
-    megatron,
-    pipelining,
-    saving,
-    scripting,
-    teardown,
-)
+from mp_agent.probe.hooks import deepspeed, megatron
 from mp_agent.probe.hooks.events import Events
+from mp_agent.probe.hooks.libraries import install_fastai, install_keras
+from mp_agent.probe.hooks.loss import install_loss, install_pipelining
 from mp_agent.probe.hooks.optimization import (
-    clearing,
-    clipping,
-    grad_scaler,
-    optimizer,
-    scheduler,
-    state_dict,
+    install_clearing,
+    install_clipping,
+    install_grad_scaler,
+    install_optimizer,
+    install_scheduler,
+    install_state_dict,
 )
 from mp_agent.probe.hooks.patches import Patches
-from mp_agent.probe.isolation.guard import Guard
+from mp_agent.probe.hooks.phases import (
+    install_autocast,
+    install_evaluation,
+    install_graphs,
+    install_saving,
+    install_scripting,
+    install_teardown,
+)
+from mp_agent.probe.isolation import Guard
 
-__all__ = ["Events", "Patches", "install", "teardown"]
+__all__ = ["Events", "Patches", "install"]
 
-_POINTS = (
-    autocast,
-    loss,
-    clearing,
-    grad_scaler,
-    clipping,
-    optimizer,
-    scheduler,
-    state_dict,
-    deepspeed,
-    megatron,
-    fastai,
-    keras,
-    pipelining,
-    evaluation,
-    saving,
-    graphs,
-    scripting,
-    teardown,
+_INSTALL = (
+    install_autocast,
+    install_loss,
+    install_clearing,
+    install_grad_scaler,
+    install_clipping,
+    install_optimizer,
+    install_scheduler,
+    install_state_dict,
+    deepspeed.install,
+    megatron.install,
+    install_fastai,
+    install_keras,
+    install_pipelining,
+    install_evaluation,
+    install_saving,
+    install_graphs,
+    install_scripting,
+    install_teardown,
 )
 
 
 def install(patches: Patches, events: Events, guard: Guard) -> None:
     """Install all hooks that observe; `patches.restore()` removes them again."""
-    for module in _POINTS:
-        module.install(patches, events, guard)
+    for install_each in _INSTALL:
+        install_each(patches, events, guard)

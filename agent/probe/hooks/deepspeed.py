@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from mp_agent.probe.deepspeed.reader import EngineReader, autocast_scaler
+from mp_agent.probe.engines.deepspeed import EngineReader, autocast_scaler
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, Wrapper
-from mp_agent.probe.isolation.guard import Guard
+from mp_agent.probe.isolation import Guard
 from mp_agent.probe.scalars import scalar_of
 
 _MODULE, _CLASS = "deepspeed.runtime.engine", "DeepSpeedEngine"

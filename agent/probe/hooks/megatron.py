@@ -16,12 +16,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mp_agent.probe.engines.megatron import OptimizerReader, ScheduledLosses, multiplied_by
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.loss import reporting
 from mp_agent.probe.hooks.patches import Patches, Wrapper
-from mp_agent.probe.isolation.guard import Guard
-from mp_agent.probe.megatron.losses import ScheduledLosses, multiplied_by
-from mp_agent.probe.megatron.reader import OptimizerReader
+from mp_agent.probe.isolation import Guard
 from mp_agent.probe.scalars import scalar_of
 
 _KIND = "Megatron"

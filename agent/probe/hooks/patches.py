@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from mp_agent.probe.isolation.guard import Guard
+from mp_agent.probe.isolation import Guard
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

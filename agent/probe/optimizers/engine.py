@@ -1,16 +1,29 @@
-"""The interface to a framework that steps optimizers by itself, with gradients of its own.
+"""Engines that step with gradients of their own: their interface, and plans of what they hold.
 
+The interface to a framework that steps optimizers by itself, with gradients of its own.
 Such an engine hands the optimizer flat parts of master weights, clips and unscales in between, and
 skips steps. It is asked, through this interface, before and after each step of its own.
+
+The measurement plan of an engine's model, whose gradients are kept apart from its parameters.
+An engine keeps the gradients, or this rank's parts of them, in buffers of its own. It says which
+part of which parameter this rank steps, and finds the gradients each time that they are measured.
 """
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import torch
+from torch import nn
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.plan import MeasurementPlan
+from mp_agent.probe.optimizers.parameter_names import NamedParameter
+from mp_agent.probe.optimizers.plan import MeasurementPlan, elements_by_format, local_of
+from mp_agent.probe.placement import Reducers, declarations
 from mp_agent.probe.scalars import Scalar
+from mp_agent.records.schema import Layer, Share
 
 
 class Engine(Protocol):
@@ -65,3 +78,154 @@ class EngineResult:
     skipped: bool | None
     clip_max_norm: float | None
     norm: Scalar | None
+
+
+Found: TypeAlias = Mapping[int, torch.Tensor]
+"""Gradients by the `id` of the parameter of which they are."""
+
+LAYOUT_ERRORS = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What reading an engine raises that is built otherwise than the releases that are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLayer:
+    """A parameter of an engine's model, and the part of it that this rank steps.
+
+    elements: of that part; 0 where other ranks hold the whole parameter.
+    """
+
+    named: NamedParameter
+    elements: int
+    share: Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EnginePlan(MeasurementPlan):
+    """The layers of an engine's model on this rank. Keeps nothing of the engine alive.
+
+    held: `id` of the parameter of each layer. find: gradients that the owner has now. whole: the
+    parameters that every rank keeps whole, none where the engine gathers them after each step.
+    """
+
+    held: tuple[int, ...]
+    owner: "weakref.ref[Any]"
+    """What the engine keeps its gradients in: an optimizer of its own."""
+    find: Callable[[Any], Found]
+    whole: Callable[[Any], Iterable[torch.Tensor]]
+    unknown_layout: str
+    """How to call what is not measured where the gradients are not found."""
+    elements_of_formats: Counter[torch.dtype]
+    """Elements of the model's parameters, by their format."""
+    elements_of_masters: Counter[torch.dtype]
+    """Elements of the tensors that are stepped in their place, by their format."""
+    announces_reduction: bool
+    """Whether the engine announces each rank's own gradients before they are reduced."""
+    root: "weakref.ref[nn.Module] | None"
+    """The outermost module of the model; None where nothing is measured in its forward pass."""
+
+    def fits(self, optimizer: object) -> bool:
+        """Return True: the groups of the optimizer that is stepped come and go with each step."""
+        return True
+
+    def gradients(self, note_unsupported: Callable[[str], None]) -> list[torch.Tensor | None]:
+        """Return the gradients [L] of this rank's parts; none, and a note, if not found."""
+        try:
+            found = self.find(self.owner())
+        except LAYOUT_ERRORS:
+            note_unsupported(self.unknown_layout)
+            found = {}
+        gradients = [found.get(identity) for identity in self.held]
+        return [None if each is None or not each.numel() else each for each in gradients]
+
+    def weights(self) -> list[torch.Tensor]:
+        """Return the weights that every rank keeps whole, and this rank's parts of DTensors."""
+        owner = self.owner()
+        if owner is None or not self.held:
+            return []
+        return [local_of(parameter.detach()) for parameter in self.whole(owner)]
+
+    def parameter_formats(self) -> Counter[torch.dtype]:
+        """Return how many elements of each format the model's parameters have."""
+        return self.elements_of_formats
+
+    def master_formats(self) -> Counter[torch.dtype]:
+        """Return how many elements of each format the masters on this rank have."""
+        return self.elements_of_masters
+
+    def gradient_formats(self) -> Counter[torch.dtype]:
+        """Return how many elements of each format the gradients have as they are now."""
+        return elements_by_format(self.gradients(_ignore))
+
+
+def make_engine_plan(
+    layers: Sequence[EngineLayer],
+    *,
+    label: str,
+    owner: object,
+    find: Callable[[Any], Found],
+    whole: Callable[[Any], Iterable[torch.Tensor]],
+    identities: Collection[int],
+    device: torch.device,
+    compute_dtype: torch.dtype,
+    strategy: str,
+    reducers: Reducers,
+    unsupported: str,
+    unknown_layout: str,
+    masters: Iterable[torch.Tensor] = (),
+    announces_reduction: bool = False,
+    root: nn.Module | None = None,
+) -> EnginePlan:
+    """Return the plan of an engine whose optimizer is called `label`.
+
+    unsupported: why there are no layers; empty where there are. For the others see `EnginePlan`.
+    """
+    shares = [_of_optimizer(layer.share, label) for layer in layers]
+    distinct = tuple(dict.fromkeys(shares))
+    rows = tuple(tuple(i for i, own in enumerate(shares) if own == share) for share in distinct)
+    return EnginePlan(
+        label=label,
+        joint=False,
+        signature=(),
+        waiting=(),
+        declared=declarations.generation,
+        identities=frozenset(identities),
+        slots=(),
+        plain=False,
+        layers=tuple(
+            Layer(name=each.named.name, share=distinct.index(share), elements=each.elements)
+            for each, share in zip(layers, shares, strict=True)
+        ),
+        places=tuple(range(len(layers))),
+        shares=distinct,
+        rows_of_share=rows,
+        device=device,
+        compute_dtype=compute_dtype,
+        strategy=strategy,
+        reducers=reducers,
+        unsupported=(unsupported,) if unsupported else (),
+        held=tuple(id(each.named.parameter) for each in layers),
+        owner=weakref.ref(owner),
+        find=find,
+        whole=whole,
+        unknown_layout=unknown_layout,
+        elements_of_formats=elements_by_format(each.named.parameter for each in layers),
+        elements_of_masters=elements_by_format(masters),
+        announces_reduction=announces_reduction,
+        root=None if root is None else weakref.ref(root),
+    )
+
+
+def _of_optimizer(share: Share, label: str) -> Share:
+    return share if not label else replace(share, optimizer=label)
+
+
+def _ignore(feature: str) -> None:
+    pass

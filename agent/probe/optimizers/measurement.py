@@ -9,7 +9,7 @@ from mp_agent.probe.accelerator import DeviceConstants
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.statistics import GradientStatistics, for_device
-from mp_agent.probe.statistics.packed.statistics import PackedStatistics
+from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.probe.statistics.table import folded_rows
 from mp_agent.records.columns import GRADIENTS, ColumnFamily
 

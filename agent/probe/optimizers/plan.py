@@ -1,10 +1,10 @@
-"""What there is to measure: an optimizer's parameters, their shares and their gradients."""
+"""What is measured of an optimizer: its layers, their shares, and where its gradients lie."""
 
 import hashlib
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,21 +14,79 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.layer_slots import (
-    PARTIAL_GRADIENT,
-    LayerSlot,
-    lies_like,
-    local_of,
-    slots_of,
+from mp_agent.probe.optimizers.live_objects import LibraryOptimizer, LiveObjects
+from mp_agent.probe.optimizers.parameter_names import (
+    NamedParameter,
+    computing_dtype,
+    named_parameters,
+    optimizer_parameters,
+    outside_modules,
+    sources_of,
+    strip_wrappers,
 )
-from mp_agent.probe.optimizers.library_optimizer import LibraryOptimizer
-from mp_agent.probe.optimizers.lookup.live_objects import LiveObjects
-from mp_agent.probe.optimizers.lookup.optimizer_parameters import optimizer_parameters
-from mp_agent.probe.optimizers.lookup.parameter_names import named_parameters
-from mp_agent.probe.optimizers.lookup.unheld import computing_dtype, outside_modules, sources_of
 from mp_agent.probe.placement import ParameterPlacement, Reducers, Survey, declarations
 from mp_agent.records.schema import Layer, Share
 from mp_agent.ring.interruptions import pass_on
+
+PARTIAL_GRADIENT = "gradients with a partial placement"
+
+_FLAT_NAME = "_flat_param"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSlot:
+    """One layer: a parameter, or the part of FSDP1's flat parameter that is one's local shard."""
+
+    name: str
+    parameter: torch.Tensor
+    part: slice | None = None
+
+    @property
+    def elements(self) -> int:
+        """Elements on this rank."""
+        if self.part is not None:
+            return int(self.part.stop - self.part.start)
+        return local_of(self.parameter.detach()).numel()
+
+    def gradient(self) -> torch.Tensor | None:
+        """Return this rank's gradient as it is now, of the part alone."""
+        gradient = self.parameter.grad
+        if gradient is None or self.part is None:
+            return gradient
+        return gradient[self.part] if self.part.stop > self.part.start else None
+
+
+def slots_of(named: NamedParameter) -> Iterator[LayerSlot]:
+    """Yield the layers of a parameter: several if it is flat, without the padding between them.
+
+    A flat parameter says of each of its tensors where its local shard lies (`_ShardParamInfo`).
+    """
+    parameter = named.parameter
+    if not getattr(parameter, "_is_flat_param", False):
+        yield LayerSlot(named.name, parameter)
+        return
+    flat: torch.Tensor = parameter
+    prefix = named.name.removesuffix(_FLAT_NAME)
+    if prefix == named.name:
+        prefix = f"{named.name}."
+    for name, shard in zip(flat._fqns, flat._shard_param_infos, strict=True):  # type: ignore[attr-defined]
+        start = shard.offset_in_shard if shard.in_shard else 0
+        length = shard.numel_in_shard if shard.in_shard else 0
+        yield LayerSlot(strip_wrappers(f"{prefix}{name}"), parameter, slice(start, start + length))
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor; called without autograd, so `to_local` is a look-up."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def lies_like(gradient: DTensor, parameter: torch.Tensor) -> bool:
+    """Return whether a gradient is laid out as its parameter: then it is shared out alike.
+
+    Not so a gradient that autograd left partial, as those of replicated norms under sequence
+    parallelism: its sum over ranks has not been taken, and no statistic of a part means much.
+    """
+    return isinstance(parameter, DTensor) and gradient.placements == parameter.placements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

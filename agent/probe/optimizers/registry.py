@@ -8,20 +8,19 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.engine import Engine, OwningEngine
-from mp_agent.probe.optimizers.engine_plan import EnginePlan
-from mp_agent.probe.optimizers.lookup.module_trees import holds_any
-from mp_agent.probe.optimizers.lookup.new_optimizers import NewOptimizers
-from mp_agent.probe.optimizers.lookup.optimizer_parameters import (
+from mp_agent.probe.optimizers.engine import Engine, EnginePlan, OwningEngine
+from mp_agent.probe.optimizers.live_objects import NewOptimizers
+from mp_agent.probe.optimizers.parameter_names import (
     has_gradient,
     holders,
+    holds_any,
+    listed,
     optimizer_parameters,
+    unheld_gradients,
 )
-from mp_agent.probe.optimizers.lookup.unheld import listed, unheld_gradients
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.plan_maker import PlanMaker
-from mp_agent.probe.optimizers.roles import OptimizerRoles
-from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
+from mp_agent.probe.optimizers.roles import OptimizerRoles, Role, WatchedOptimizer
 from mp_agent.ring.interruptions import pass_on
 
 OPTIMIZERS_AT_MOST = 8

@@ -1,15 +1,26 @@
-"""Axes along which a tensor lies over ranks, and the share that follows from them.
+"""The axes of a device mesh, those that a script declares, and which of them hold copies.
 
+Axes along which a tensor lies over ranks, and the share that follows from them.
 A share's group is named by the ranks that hold the tensor and by how it is laid out over them, so
 that it reads the same on all of them, and differently for another pipeline stage or expert.
 """
 
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
+from typing import Any, TypeAlias
 
-from mp_agent.probe.identity.world import describe_ranks
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakIdKeyDictionary
+
+from mp_agent.errors import SettingError
+from mp_agent.probe.processes.launchers import describe_ranks, this_rank, world_size
 from mp_agent.records.schema import Share
 
 
@@ -85,3 +96,134 @@ class Grid:
 def exact(rank: int, axes: Sequence[PlacementAxis], home: Iterable[int]) -> Grid:
     """Return the grid of `axes` whose ranks are known to be `home`, in any order."""
     return Grid(rank, tuple(axes), frozenset(home))
+
+
+def axes_by_parameter(modules: Iterable[nn.Module]) -> Mapping[int, tuple[PlacementAxis, ...]]:
+    """Return the axes of every parameter that a wrapper among `modules` reduces, by `id`."""
+    found: dict[int, tuple[PlacementAxis, ...]] = {}
+    for module in modules:
+        if isinstance(module, DistributedDataParallel):
+            axis = PlacementAxis(Spread.COPIED, _ranks(module.process_group), "ddp")
+            for name, parameter in nn.Module.named_parameters(module.module):
+                if name not in module.parameters_to_ignore:
+                    found[id(parameter)] = (axis,)
+        handle = vars(module).get("_handle")
+        if hasattr(handle, "flat_param"):  # FSDP1's FlatParamHandle, which is not public
+            axes = tuple(_axes_of_unit(module, handle))
+            found.update((id(parameter), axes) for parameter in _parameters_of(handle))
+    return found
+
+
+def _parameters_of(handle: Any) -> Iterator[torch.Tensor]:
+    """Yield what an optimizer may hold of an FSDP1 unit: its flat parameter, or the originals."""
+    yield handle.flat_param
+    yield from getattr(handle.flat_param, "_params", None) or ()
+
+
+def _axes_of_unit(module: nn.Module, handle: Any) -> Iterator[PlacementAxis]:
+    across_nodes = vars(module).get("_inter_node_pg")
+    if across_nodes is not None:
+        yield PlacementAxis(Spread.COPIED, _ranks(across_nodes), "fsdp1")
+    spread = Spread.SPLIT if handle.uses_sharded_strategy else Spread.COPIED
+    yield PlacementAxis(
+        spread, _ranks(handle.process_group), "fsdp1", "0" if spread is Spread.SPLIT else ""
+    )
+
+
+def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
+    return tuple(dist.get_process_group_ranks(group))
+
+
+Over: TypeAlias = "dist.ProcessGroup | DeviceMesh | Sequence[int]"
+"""Ranks: those of a process group or a mesh, or global ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """The declared placement of some parameters."""
+
+    axes: tuple[PlacementAxis, ...]
+    counted: bool
+    own: bool
+    """Neither split nor copied: this rank alone has the tensor."""
+
+
+class Declarations:
+    """All that was declared in this process; keeps neither modules nor parameters alive.
+
+    generation: rises with each, so that who has read them knows when to read again.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._parameters: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._modules: weakref.WeakKeyDictionary[nn.Module, Declaration] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def add(self, target: object, shard: object, replicate: object, counted: object) -> None:
+        """Declare where `target` lies. Raises SettingError, naming the argument and its value."""
+        if not isinstance(target, (nn.Module, torch.Tensor)):
+            raise _problem("target", target, "must be a module or a parameter")
+        if not isinstance(counted, bool):
+            raise _problem("counted", counted, "must be True or False")
+        axes = tuple(_axes(shard, replicate))
+        own = shard is None and replicate is None
+        declaration = Declaration(axes, counted, own)
+        if isinstance(target, nn.Module):
+            self._modules[target] = declaration
+        else:
+            self._parameters[target] = declaration
+        self.generation += 1
+
+    def by_parameter(self) -> Mapping[int, Declaration]:
+        """Return each parameter's declaration, by `id`: its own, else its closest module's."""
+        found: dict[int, Declaration] = {}
+        modules = list(self._modules.items())
+        for module, declaration in sorted(modules, key=lambda item: -_size(item[0])):
+            for parameter in nn.Module.parameters(module):
+                found[id(parameter)] = declaration
+        found.update((id(parameter), self._parameters[parameter]) for parameter in self._parameters)
+        return found
+
+
+declarations = Declarations()
+"""Those of this process."""
+
+
+def _axes(shard: object, replicate: object) -> Iterator[PlacementAxis]:
+    split = () if shard is None else _declared_ranks("shard", shard)
+    copied = () if replicate is None else _declared_ranks("replicate", replicate)
+    if len(set(split) & set(copied)) > 1:
+        raise _problem("replicate", replicate, f"shares ranks with shard, which has {split}")
+    if split:
+        yield PlacementAxis(Spread.SPLIT, split, "declared")
+    if copied:
+        yield PlacementAxis(Spread.COPIED, copied, "declared")
+
+
+def _declared_ranks(name: str, over: object) -> tuple[int, ...]:
+    """Return the ranks that `over` stands for, this one among them."""
+    if isinstance(over, dist.ProcessGroup):
+        ranks = tuple(dist.get_process_group_ranks(over))
+    elif isinstance(over, DeviceMesh):
+        ranks = tuple(over.mesh.flatten().tolist())
+    elif isinstance(over, Iterable) and not isinstance(over, (str, bytes, torch.Tensor)):
+        ranks = tuple(over)
+    else:
+        raise _problem(name, over, "must be a process group, a device mesh or a list of ranks")
+    if not all(type(rank) is int and 0 <= rank < world_size() for rank in ranks):
+        raise _problem(name, over, f"must hold ranks from 0 to {world_size() - 1}")
+    if len(set(ranks)) != len(ranks):
+        raise _problem(name, over, "holds a rank twice")
+    if this_rank() not in ranks:
+        raise _problem(name, over, f"does not hold this rank, {this_rank()}")
+    return ranks
+
+
+def _size(module: nn.Module) -> int:
+    return sum(1 for _ in module.modules())
+
+
+def _problem(name: str, value: object, what: str) -> SettingError:
+    return SettingError(f"{name} has value {value!r}: {what}")

@@ -18,11 +18,11 @@ from typing import TypeVar
 import msgspec
 
 from mp_agent.errors import RingError
-from mp_agent.probe.processes.store import Store, connect, is_listened_on
+from mp_agent.probe.processes.launchers import Store, connect, is_listened_on
 from mp_agent.ring import address, locations
 from mp_agent.ring.files import open_standard_streams
 from mp_agent.ring.reader import RingReader
-from mp_agent.ring.root_note import RootNote, is_base_url, read_root_note, write_root_note
+from mp_agent.ring.run_files import RootNote, is_base_url, read_root_note, write_root_note
 
 LIFE_SECONDS = 600.0
 FOLLOW_SECONDS = 60.0

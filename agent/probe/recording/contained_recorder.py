@@ -2,18 +2,17 @@
 
 from collections.abc import Callable, Sequence
 
-from mp_agent.probe.local_gradients.step import LocalGradients
+from mp_agent.probe.instruments.local_gradients import LocalGradients
+from mp_agent.probe.instruments.tensors import WatchedTensors
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
+from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
-from mp_agent.probe.optimizers.watched import WatchedOptimizer
-from mp_agent.probe.recording.forward_pass import ForwardPass
-from mp_agent.probe.recording.forward_start import ForwardStart
 from mp_agent.probe.recording.recorder import StepRecorder
+from mp_agent.probe.recording.step_measurement import ForwardPass, ForwardStart
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.open_step import OpenStep
-from mp_agent.probe.step.parts import StepParts
-from mp_agent.probe.tensors.watched import WatchedTensors
+from mp_agent.probe.step.phases import StepParts
 from mp_agent.settings import Settings
 
 Contain = Callable[..., None]

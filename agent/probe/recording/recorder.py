@@ -10,34 +10,28 @@ import torch
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.probe import accelerator
 from mp_agent.probe.delivery.base import Delivery
-from mp_agent.probe.fp8.layers import fp8_library
-from mp_agent.probe.local_gradients.step import LocalGradients
-from mp_agent.probe.logprobs.step import StepLogprobs
+from mp_agent.probe.instruments.fp8 import fp8_library
+from mp_agent.probe.instruments.local_gradients import LocalGradients
+from mp_agent.probe.instruments.logprobs import StepLogprobs
+from mp_agent.probe.instruments.tensors import WatchedTensors, tensor_collections
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
+from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
-from mp_agent.probe.optimizers.watched import WatchedOptimizer
-from mp_agent.probe.recording.forward_pass import ForwardPass
-from mp_agent.probe.recording.forward_start import ForwardStart
-from mp_agent.probe.recording.held_state import HeldState
+from mp_agent.probe.recording.replica_evidence import HeldState, WeightBits
 from mp_agent.probe.recording.ring_schema import (
     DRAIN_SECONDS,
     RingSchema,
     measured_families,
     measured_step_columns,
 )
-from mp_agent.probe.recording.step_measurement import StepMeasurement
-from mp_agent.probe.recording.tensor_collections import tensor_collections
-from mp_agent.probe.recording.weight_bits import WeightBits
+from mp_agent.probe.recording.step_measurement import ForwardPass, ForwardStart, StepMeasurement
 from mp_agent.probe.recording.weight_updates import WeightUpdates
 from mp_agent.probe.scalars import Scalar
-from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.observed_step import observed_step
-from mp_agent.probe.step.open_step import OpenStep
-from mp_agent.probe.step.overhead_budget import OverheadBudget
-from mp_agent.probe.step.parts import StepParts
-from mp_agent.probe.tensors.watched import WatchedTensors
+from mp_agent.probe.step.layer_schedule import LayerSchedule, OverheadBudget
+from mp_agent.probe.step.open_step import OpenStep, observed_step
+from mp_agent.probe.step.phases import StepParts
 from mp_agent.records.columns import LOGPROBS, STATE, TENSORS
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings

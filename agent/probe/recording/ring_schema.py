@@ -8,13 +8,12 @@ from dataclasses import replace
 import torch
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.delivery.base import Delivery, make_delivery, source_of
-from mp_agent.probe.delivery.ring_memory import device_slots
-from mp_agent.probe.delivery.succession import SucceedingDelivery
+from mp_agent.probe.delivery.base import Delivery, SucceedingDelivery, make_delivery, source_of
+from mp_agent.probe.delivery.transfers import device_slots
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, facts_of
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.observed_step import OptimizerRows
+from mp_agent.probe.step.open_step import OptimizerRows
 from mp_agent.records.columns import (
     DISTRIBUTION,
     FAMILIES,
@@ -22,7 +21,7 @@ from mp_agent.records.columns import (
     ColumnFamily,
     step_columns,
 )
-from mp_agent.records.reduction.reduced_columns import REDUCED_COLUMNS
+from mp_agent.records.reduction import REDUCED_COLUMNS
 from mp_agent.records.schema import Layer, RankIdentity, Schema, Share, family_columns
 from mp_agent.ring.files import SHORTAGES
 from mp_agent.ring.interruptions import pass_on

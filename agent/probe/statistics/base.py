@@ -7,8 +7,8 @@ import torch
 
 from mp_agent.probe.statistics.fused.build import DISTRIBUTION_KERNELS, launchable
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
-from mp_agent.probe.statistics.host.cpu import CpuStatistics
-from mp_agent.probe.statistics.packed.statistics import PackedStatistics
+from mp_agent.probe.statistics.host import CpuStatistics
+from mp_agent.probe.statistics.packed import PackedStatistics
 
 
 class GradientStatistics(Protocol):

@@ -1,8 +1,23 @@
-"""Gradients of any layout as pieces of bounded size, without copying them."""
+"""What all kernels share: pieces of a tensor, foldings, digests, the smallest magnitude.
 
-from collections.abc import Iterator
+The smallest magnitude that is not zero, in two passes over numbers of either sign.
+Twice the bits of a float, less one, leaves out its sign, and wraps zero to the largest unsigned
+integer; the same less half the range orders alike as signed integers, of which torch knows the
+smallest. NaN and Inf come after all finite numbers.
+"""
 
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import groupby
+from math import nan
+from sys import float_info
+from typing import Any
+
+import numpy.typing as npt
 import torch
+
+from mp_agent.records.algebra import Algebra
+from mp_agent.records.columns import ColumnFamily
 
 
 def stored_values(gradient: torch.Tensor) -> torch.Tensor:
@@ -46,3 +61,106 @@ def _flat_view(values: torch.Tensor) -> torch.Tensor | None:
                 return None
             expected_stride *= size
     return values.as_strided((values.numel(),), (1,))
+
+
+DIGEST_MASK = 2**32 - 1
+"""A sum modulo 2^32 shows every single bit that differs, and sums of it stay exact in a float64."""
+
+DIGEST_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+"""The integers in which a number's bits are read."""
+
+
+def bits_of(values: torch.Tensor) -> torch.Tensor:
+    """Return the bits of strided numbers as integers of at most 32 bits.
+
+    Narrower numbers are widened to 32 bits, which changes none; wider ones are two integers each.
+    """
+    if values.is_floating_point():
+        values = values if values.dtype is torch.float64 else values.float()
+    elif values.itemsize < 8:
+        return values.int()
+    return values.contiguous().view(-1).view(torch.int32)
+
+
+def _shift(bits: torch.dtype) -> torch.Tensor:
+    return torch.tensor(torch.iinfo(bits).max, dtype=bits, device="cpu")
+
+
+INTEGERS = {**DIGEST_BITS, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+"""As wide as the floats."""
+
+_SHIFTS = {dtype: _shift(bits) for dtype, bits in INTEGERS.items()}
+"""2^31 - 1 is both -1 and minus half the range, modulo 2^32; so with 16 and 64 bits."""
+
+
+def put_in_order(values: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Return `out`, overwritten with integers whose smallest stands for the smallest magnitude.
+
+    out: of the integers as wide as `values`; may lie in the same memory.
+    """
+    bits = values.view(out.dtype)
+    return torch.add(_SHIFTS[values.dtype], bits, alpha=2, out=out)
+
+
+def magnitudes(ordered: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the magnitudes that integers of `put_in_order` stand for; -0.0 for a zero."""
+    quarter = torch.iinfo(ordered.dtype).max // 2 + 1
+    return (ordered >> 1).add_(quarter + 1).view(dtype)
+
+
+def folded(family: ColumnFamily, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return rows [C] of a family as one, by the algebra of each column; NaN is absent."""
+    if len(rows) == 1:
+        return rows[0]
+    rows_KC = torch.stack(list(rows))
+    absent_KC = rows_KC.isnan()
+    found = []
+    for part, algebra in stretches_of(family):
+        values_KP = rows_KC[:, part].masked_fill(absent_KC[:, part], algebra.identity)
+        if algebra is Algebra.SUM:
+            found.append(values_KP.sum(0).clamp(-float_info.max, float_info.max))
+        elif algebra is Algebra.MAX:
+            found.append(values_KP.amax(0))
+        else:
+            found.append(values_KP.amin(0))
+    return torch.cat(found).masked_fill_(absent_KC.all(0), nan)
+
+
+ROWS_AT_MOST = 64
+"""Of one layer, before they become one: a step may call a layer any number of times."""
+
+
+def keep_row(family: ColumnFamily, rows: list[torch.Tensor], row: torch.Tensor) -> None:
+    """Add a row to those of a layer, of which there are never more than `ROWS_AT_MOST`."""
+    if len(rows) == ROWS_AT_MOST:
+        rows[:] = [folded(family, rows)]
+    rows.append(row)
+
+
+@cache
+def stretches_of(family: ColumnFamily) -> tuple[tuple[slice, Algebra], ...]:
+    """Return the runs of neighbouring columns of one algebra."""
+    found, start = [], 0
+    for algebra, columns in groupby(column.algebra for column in family.columns):
+        end = start + sum(1 for _ in columns)
+        found.append((slice(start, end), algebra))
+        start = end
+    return tuple(found)
+
+
+def bounded(value: float) -> float:
+    """Return a sum of finite numbers, at most float64's largest magnitude."""
+    return min(max(value, -float_info.max), float_info.max)
+
+
+def send(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return a copy of the array on `device`.
+
+    By way of pinned memory on CUDA, since other copies wait for the device; torch keeps that
+    memory until the copy is made, and gives it to a later one.
+    """
+    tensor = torch.from_numpy(values)
+    if device.type != "cuda":
+        return tensor.to(device, copy=True)
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    return pinned.copy_(tensor).to(device, non_blocking=True)

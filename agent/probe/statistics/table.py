@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from mp_agent.probe.statistics.folding import stretches_of
+from mp_agent.probe.statistics.pieces import stretches_of
 from mp_agent.records.algebra import Algebra, FloatArray
 from mp_agent.records.columns import (
     GRADIENT_COLUMNS,

@@ -7,17 +7,15 @@ from torch.amp import GradScaler
 
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
+from mp_agent.probe.optimizers.roles import Role, WatchedOptimizer
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
-from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
 from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.ring_connection import RingConnection
 from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
-from mp_agent.probe.step.boundaries import StepBoundaries
+from mp_agent.probe.step.boundaries import StepBoundaries, TrainerStep
 from mp_agent.probe.step.open_step import OpenStep
-from mp_agent.probe.step.parts import StepParts
-from mp_agent.probe.step.phases import PhaseMarks
+from mp_agent.probe.step.phases import PhaseMarks, StepParts
 from mp_agent.probe.step.thread_progress import ThreadProgress
-from mp_agent.probe.step.trainer_step import TrainerStep
 from mp_agent.records.steps import Phase
 
 

@@ -1,19 +1,142 @@
-"""When gradients are measured, which optimizers' together, and for which step."""
+"""Measures gradients when a step, clipping or a loss scaler is about to change them."""
 
+import threading
+from collections.abc import Callable, Collection, Iterable
 from math import isnan
 from threading import get_ident
 
+import torch
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.watched import Role, WatchedOptimizer
+from mp_agent.probe.isolation import Guard
+from mp_agent.probe.optimizers.roles import Role, WatchedOptimizer
 from mp_agent.probe.placement import world_size
-from mp_agent.probe.scalars import Scalar, reciprocal, scalar_of, snapshot_of
+from mp_agent.probe.scalars import Scalar, add, reciprocal, scalar_of, snapshot_of
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.tracker.context import TrackerContext
-from mp_agent.probe.tracker.step_end import StepEnd
-from mp_agent.probe.tracker.succession import Succession
 from mp_agent.records.columns import GRADIENT_FACTOR, GRADIENTS_REPLACED, LOSS_FACTOR
 from mp_agent.records.steps import Phase
+
+
+class StepEnd:
+    """Ends steps, and has the recorder publish those that are complete.
+
+    on_step: called after each step of the run.
+    """
+
+    def __init__(self, context: TrackerContext, guard: Guard, on_step: Callable[[], None]) -> None:
+        self._context = context
+        self._guard = guard
+        self._on_step = on_step
+
+    def publish(self, steps: Iterable[OpenStep], *, relabelled: bool = False) -> None:
+        """Publish complete steps, in order; `relabelled` ones are as of the optimizers now."""
+        for step in steps:
+            self._context.recorder.publish(step, relabelled=relabelled)
+
+    def begin_next_pass(self) -> None:
+        """Publish the step before once the pass that is over has shown which optimizers made it."""
+        context = self._context
+        if context.registry.roles.begin_pass():
+            self.publish(context.boundaries.close_ended())
+        context.boundaries.begin_pass()
+
+    def flush(self) -> None:
+        """Publish what was observed of the step under way."""
+        context = self._context
+        context.registry.roles.begin_pass()
+        self.publish(context.boundaries.close_ended())
+        context.recorder.flush(context.step)
+
+    def note_skip(self, watched: WatchedOptimizer, skipped: Scalar) -> None:
+        """Record that a scaler skipped a step: of any part of the run's model it is the run's."""
+        watched.scalars["skipped"] = skipped
+        step = self._context.boundaries.of(watched)
+        if watched.of_run:
+            step.scalars["skipped"] = add(step.scalars.get("skipped"), skipped)
+        else:
+            step.forget_if(skipped, watched.label)
+
+    def finish(self, watched: WatchedOptimizer) -> None:
+        """End the step of one optimizer, and with it that of the run if it is of the run."""
+        context = self._context
+        if not context.trains_other_model:
+            context.parts.optimizer_ended()
+        context.thread.unscaled.add(watched.label)
+        context.registry.roles.confirm(watched)
+        step = context.boundaries.of(watched)
+        ends_step = step is context.step
+        context.recorder.measure_updates(step, watched)
+        awaited = context.registry.roles.awaited
+        context.registry.roles.stepped(watched)
+        if not watched.of_run:
+            if (rate := snapshot_of(watched.learning_rate())) is not None:
+                watched.scalars["learning_rate"] = rate
+            self.publish(context.boundaries.other_ended(watched))
+        elif ends_step:
+            self.finish_run(watched.label, awaited)
+        else:
+            self.publish(context.boundaries.joint_ended(watched.label))
+        watched.scalars.clear()
+
+    def finish_run(self, label: str, awaited: Collection[str] = ()) -> None:
+        """End the step under way: the optimizer `label` of the run has stepped."""
+        context = self._context
+        context.run_thread = get_ident()
+        context.thread.weights.forget()
+        context.step.scalars.setdefault("skipped", 0.0)
+        context.recorder.end(context.step, context.parts, self._guard.pop_seconds())
+        ended = context.step
+        self.publish(context.boundaries.run_ended(label, awaited))
+        context.recorder.begin_forward(ended)
+        context.enter_phase(Phase.FORWARD)
+        self.after_step()
+        context.parts.step_begins()
+
+    def after_step(self) -> None:
+        """Do what is due after each step of the run; its failure is contained."""
+        self._guard.contain("looking after the run", self._on_step)
+
+
+class Succession:
+    """Lets the run go on with the optimizer that has succeeded its first one."""
+
+    def __init__(self, context: TrackerContext, step_end: StepEnd) -> None:
+        self._context = context
+        self._step_end = step_end
+
+    def is_due(self, watched: WatchedOptimizer) -> bool:
+        """Return whether an optimizer trains on where those of the run have ceased to.
+
+        Trainings side by side, each in a thread of its own, do not take each other's place.
+        """
+        context = self._context
+        returns = context.registry.returns(watched)
+        overtaken = returns or context.boundaries.is_overtaken_by(
+            watched.label, lambda: context.registry.trains_the_model(watched)
+        )
+        if not overtaken:
+            return False
+        return not context.trains_other_model or all(
+            thread.ident != context.run_thread for thread in threading.enumerate()
+        )
+
+    def hand_over(self, watched: WatchedOptimizer) -> None:
+        """Count the steps of `watched` as the run's from now on."""
+        context, label = self._context, watched.label
+        if context.registry.returns(watched):
+            context.boundaries.note_turn()
+        labels = context.registry.make_first(watched)
+        context.run_thread = get_ident()
+        # Published before the trainer's step number is that of the new optimizer.
+        self._step_end.publish(context.boundaries.close_ended())
+        made_one = context.boundaries.has_lone_step(label)
+        context.note_trainer_step(watched, context.step.sequence + made_one)
+        self._step_end.publish(context.boundaries.restart_with(label, labels), relabelled=True)
+        if made_one:
+            self._step_end.after_step()
+
 
 _UNHELD_AT_STEP = 64
 """By which all optimizers that train the run's model have been made."""
@@ -152,3 +275,91 @@ class GradientMeasuring:
             return True
         alone = all(each.role is not Role.SEPARATE for each in context.registry.known)
         return alone and step.makes_gradients and step.makes_none
+
+
+class ClippingTracking:
+    """Follows torch's clipping functions."""
+
+    def __init__(self, context: TrackerContext, measuring: GradientMeasuring) -> None:
+        self._context = context
+        self._measuring = measuring
+
+    def begins(self, parameters: list[torch.Tensor]) -> None:
+        """Measure the gradients before they are clipped; they may still be scaled."""
+        context = self._context
+        holding = context.registry.holding(parameters)
+        clipped = [watched for watched in holding if not watched.managed]
+        for watched in clipped:
+            self._measuring.measure(watched, "clip", context.inverse_scale(watched))
+        context.thread.clipped = [
+            watched
+            for watched in clipped
+            if watched.label not in context.boundaries.of(watched).settled
+        ]
+
+    def norm_known(self, max_norm: object, total_norm: object) -> None:
+        """Record the limit and the norm of the clipping under way."""
+        limit, norm = snapshot_of(max_norm), snapshot_of(total_norm)
+        if limit is None or norm is None:
+            return
+        clipped: list[WatchedOptimizer] = self._context.thread.clipped
+        of_run = [watched for watched in clipped if watched.role is not Role.SEPARATE]
+        if of_run:
+            step = self._context.boundaries.of(of_run[0])
+            step.add_clipping({watched.label for watched in of_run}, limit, norm)
+        else:
+            for watched in clipped:
+                watched.scalars.update(clip_max_norm=limit, clip_norm=norm)
+
+    def compiled(self) -> None:
+        """Measure after every backward from now on, since compiled clipping calls no hook."""
+        context = self._context
+        context.clipping_is_compiled = True
+        context.note_unsupported("limit and coefficient of clipping, which is compiled")
+        context.traits.measuring_point = "backward"
+
+
+class LossScalingTracking:
+    """Follows `scaler.unscale_` and `scaler.step` of enabled scalers."""
+
+    def __init__(
+        self, context: TrackerContext, measuring: GradientMeasuring, step_end: StepEnd
+    ) -> None:
+        self._context = context
+        self._measuring = measuring
+        self._step_end = step_end
+
+    def unscaled(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Measure the gradients, which are as the optimizer will see them."""
+        context = self._context
+        if context.thread.engine_steps:
+            return
+        if (watched := context.registry.of(optimizer)) is not None:
+            watched.scaled = True
+            context.note_loss_scale(scaler, watched)
+            context.thread.unscaled.add(watched.label)
+            self._measuring.measure(watched, "unscale", 1.0)
+
+    def step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Watch whether the optimizer will be stepped."""
+        context, thread = self._context, self._context.thread
+        if thread.engine_steps or not isinstance(optimizer, Optimizer):
+            return
+        thread.scaler_steps = context.registry.of(optimizer)
+        if thread.scaler_steps is not None:
+            thread.scaler_steps.scaled = True
+            context.note_loss_scale(scaler, thread.scaler_steps)
+            thread.optimizer_stepped = False
+
+    def lets_step(self) -> None:
+        """Leave the end of the step to the optimizer, which steps once the scaler has returned."""
+        self._context.thread.scaler_steps = None
+
+    def step_ended(self, optimizer: Optimizer) -> None:
+        """End the step: skipped, if the optimizer was not stepped."""
+        thread = self._context.thread
+        watched, thread.scaler_steps = thread.scaler_steps, None
+        if watched is not None and watched is self._context.registry.of(optimizer):
+            if not thread.optimizer_stepped:
+                self._step_end.note_skip(watched, 1.0)
+            self._step_end.finish(watched)

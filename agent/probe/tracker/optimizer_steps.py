@@ -1,15 +1,17 @@
-"""`optimizer.step()`: with closures, within other steps, and within backward."""
+"""`optimizer.step()`: with closures, within other steps, within backward, and in CUDA graphs."""
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
 
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.library_optimizer import LibraryOptimizer
-from mp_agent.probe.optimizers.watched import WatchedOptimizer
+from mp_agent.probe.optimizers.live_objects import LibraryOptimizer
+from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.scalars import snapshot_of
-from mp_agent.probe.step.running_step import running_step
-from mp_agent.probe.step.thread_progress import within_backward
+from mp_agent.probe.step.thread_progress import running_step, within_backward
 from mp_agent.probe.tracker.context import TrackerContext
-from mp_agent.probe.tracker.measuring import GradientMeasuring
-from mp_agent.probe.tracker.step_end import StepEnd
+from mp_agent.probe.tracker.measuring import GradientMeasuring, StepEnd
+from mp_agent.records.steps import Phase
 
 UNGUARDED = "the guard of an optimizer that is not torch's"
 
@@ -180,3 +182,163 @@ class OptimizerSteps:
         watched = context.registry.first or context.registry.of(optimizer)
         if watched is not None:
             context.note_learning_rate(watched)
+
+
+_Reference = Callable[[], Optimizer | None]
+
+
+class CapturedGraphs:
+    """Remembers the optimizers whose steps were recorded into each graph; keeps neither alive."""
+
+    def __init__(self) -> None:
+        self._capturing: weakref.ref[Hashable] | None = None
+        self._stepping: weakref.WeakKeyDictionary[Hashable, list[_Reference]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+        self._backwards: weakref.WeakSet[Hashable] = weakref.WeakSet()
+
+    def begin(self, graph: Hashable) -> None:
+        """Begin to record into `graph`, which so far contains nothing."""
+        self._capturing = weakref.ref(graph)
+        self._stepping[graph] = []
+        self._backwards.discard(graph)
+
+    def end(self) -> None:
+        """End the recording."""
+        self._capturing = None
+
+    def note_backward(self) -> None:
+        """Note a backward during a capture."""
+        if self._capturing is not None and (graph := self._capturing()) is not None:
+            self._backwards.add(graph)
+
+    def goes_backward(self, graph: Hashable) -> bool:
+        """Return whether a replay of `graph` makes gradients."""
+        return graph in self._backwards
+
+    def note_step(self, optimizer: object) -> bool:
+        """Note a step of an optimizer during a capture; return whether it is known of which."""
+        graph = None if self._capturing is None else self._capturing()
+        if graph is None or not isinstance(optimizer, Optimizer):
+            return False
+        self._stepping[graph].append(weakref.ref(optimizer))
+        return True
+
+    def steps_of(self, graph: Hashable) -> Sequence[Optimizer] | None:
+        """Return the optimizers that step when `graph` is replayed, once for each step.
+
+        None for a graph whose capture was not seen.
+        """
+        references = self._stepping.get(graph)
+        if references is None:
+            return None
+        return [optimizer for each in references if (optimizer := each()) is not None]
+
+
+UNMEASURED = "gradients of steps in CUDA graphs"
+UNSEEN = "loss, activations and times of backwards in CUDA graphs"
+
+
+class GraphSteps:
+    """Counts the steps in replayed graphs; their gradients are not measured.
+
+    A replayed step ends when the next one begins, or when training goes on otherwise, so that a
+    loss that `observe()` is given after the replay is the loss of that step. Of a graph that was
+    captured before the probe attached, `observe(step=…)` shows when a step has ended.
+    """
+
+    def __init__(self, context: TrackerContext, step_end: StepEnd) -> None:
+        self._context = context
+        self._step_end = step_end
+        self._graphs = CapturedGraphs()
+        self._pending = 0
+        """Steps of the last replay that are yet to be ended."""
+        self._unknown_replays = False
+        """A graph with unknown contents was replayed since the trainer gave a step's number."""
+        self._observed: tuple[int, int] | None = None
+        """The last number that the trainer gave, and our number of the step under way then."""
+
+    def capture_begins(self, graph: Hashable) -> None:
+        """Begin to note what is captured into `graph`."""
+        self._graphs.begin(graph)
+
+    def capture_ended(self) -> None:
+        """End it."""
+        self._graphs.end()
+
+    def captured_step(self, optimizer: object) -> None:
+        """Note that a step of `optimizer` is being captured. Called during the capture."""
+        self._graphs.note_step(optimizer)
+
+    def captured_backward(self) -> None:
+        """Note that a backward is being captured. Called during the capture."""
+        self._graphs.note_backward()
+
+    def replayed(self, graph: Hashable) -> None:
+        """End the step replayed before, and begin those that `graph` contains."""
+        context = self._context
+        context.recorder.collect()
+        stepping = self._graphs.steps_of(graph)
+        if stepping is None:
+            self._unknown_replays = True
+            return
+        steps = self._steps_of_run(stepping)
+        if steps == 0:
+            if self._graphs.goes_backward(graph):
+                self._begin_pass()
+            return
+        self.end_replayed()
+        context.connection.ensure()
+        context.note_unsupported(UNMEASURED)
+        context.enter_phase(Phase.FORWARD)
+        self._pending = steps
+
+    def _begin_pass(self) -> None:
+        """Expect gradients that were not looked at: those of a backward that calls no hook."""
+        context = self._context
+        if context.trains_other_model:
+            return
+        self.end_replayed()
+        context.connection.ensure()
+        context.note_unsupported(UNSEEN)
+        self._step_end.begin_next_pass()
+        context.boundaries.gradients_change()
+        context.enter_phase(Phase.FORWARD)
+
+    def end_replayed(self) -> None:
+        """End the steps of the last replay, if that is yet to be done."""
+        steps, self._pending = self._pending, 0
+        for _ in range(steps):
+            self._end_step()
+
+    def observed(self, step: int) -> None:
+        """Use the trainer's number: a greater one, after a replay alone, means that a step ended.
+
+        Called before the number is used for the step under way.
+        """
+        context = self._context
+        sequence = context.step.sequence
+        before, self._observed = self._observed, (step, sequence)
+        unknown, self._unknown_replays = self._unknown_replays, False
+        if not unknown or before is None or self._pending:
+            return
+        if step > before[0] and sequence == before[1] and context.registry.first is not None:
+            context.note_unsupported(UNMEASURED)
+            self._end_step()
+            self._observed = step, context.step.sequence
+
+    def _steps_of_run(self, stepping: Sequence[Optimizer]) -> int:
+        """Return how many steps of the run these steps of optimizers make, on any thread."""
+        found = [self._context.registry.of(optimizer) for optimizer in stepping]
+        first = self._context.registry.first
+        return sum(watched is not None and watched is first for watched in found)
+
+    def _end_step(self) -> None:
+        context = self._context
+        if (first := context.registry.first) is None:
+            return
+        context.step.scalars["gradients_measured"] = 0.0
+        context.note_learning_rate(first)
+        context.note_trainer_step(first, context.step.sequence)
+        self._step_end.finish_run(first.label)

@@ -1,7 +1,9 @@
-"""Receives the events of training, in the order in which a step happens."""
+"""Receives the events of the hooks, and passes each on to the module of its subject."""
 
 import time
+import weakref
 from collections.abc import Callable, Hashable, Sequence
+from math import isnan
 
 import torch
 import torch.distributed as dist
@@ -10,21 +12,122 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mp_agent.probe.isolation.guard import Guard
-from mp_agent.probe.optimizers.engine import Engine
-from mp_agent.probe.scalars import Scalar, add, scalar_of, snapshot_of
-from mp_agent.probe.tracker.activity import ActivityTracking
-from mp_agent.probe.tracker.backward import BackwardTracking
-from mp_agent.probe.tracker.clipping import ClippingTracking
+from mp_agent.probe.isolation import Guard
+from mp_agent.probe.optimizers.engine import Engine, OwningEngine
+from mp_agent.probe.scalars import Scalar, add, reciprocal, scalar_of, snapshot_of
+from mp_agent.probe.tracker.backward import BackwardTracking, LossTracking
 from mp_agent.probe.tracker.context import TrackerContext
-from mp_agent.probe.tracker.engine_steps import EngineSteps
-from mp_agent.probe.tracker.graphs import GraphSteps
-from mp_agent.probe.tracker.loss import LossTracking
-from mp_agent.probe.tracker.loss_scaling import LossScalingTracking
-from mp_agent.probe.tracker.measuring import GradientMeasuring
-from mp_agent.probe.tracker.optimizer_steps import OptimizerSteps
-from mp_agent.probe.tracker.step_end import StepEnd
-from mp_agent.probe.tracker.succession import Succession
+from mp_agent.probe.tracker.measuring import (
+    ClippingTracking,
+    GradientMeasuring,
+    LossScalingTracking,
+    StepEnd,
+    Succession,
+)
+from mp_agent.probe.tracker.optimizer_steps import UNGUARDED, GraphSteps, OptimizerSteps
+
+
+class ActivityTracking:
+    """Sets the phase between an optimizer's step and the next backward."""
+
+    def __init__(self, context: TrackerContext) -> None:
+        self._context = context
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether training has begun and neither a backward nor an optimizer is running."""
+        return self._context.phases.between_steps
+
+    def mode_changed(self, module: nn.Module, training: bool) -> None:
+        """Treat the evaluation mode of the model that is trained as evaluation."""
+        first = self._context.registry.first
+        plan = None if first is None else first.plan()
+        if plan is None or self._context.trains_other_model:
+            return
+        if plan.identities <= {id(each) for each in nn.Module.parameters(module)}:
+            evaluated = weakref.ref(module)
+
+            def is_over() -> bool:  # Lightning sets the attribute, and calls nothing
+                found = evaluated()
+                return found is None or found.training
+
+            self._context.phases.evaluation("mode", not training, is_over)
+
+    def evaluation(self, sign: str, begins: bool) -> None:
+        """Treat a stretch without gradients, between two steps, as evaluation."""
+        if not self._context.trains_other_model:
+            self._context.phases.evaluation(sign, begins)
+
+    def saving(self, begins: bool) -> None:
+        """Enter or leave the checkpoint phase, if the thread that trains saves."""
+        if not self._context.trains_other_model:
+            self._context.phases.saving(begins)
+
+
+class EngineSteps:
+    """Measures before an engine steps, and records what became of the step."""
+
+    def __init__(
+        self, context: TrackerContext, measuring: GradientMeasuring, step_end: StepEnd
+    ) -> None:
+        self._context = context
+        self._measuring = measuring
+        self._step_end = step_end
+
+    def begins(self, engine: Engine) -> None:
+        """Measure the gradients before the engine unscales and clips them."""
+        context, thread = self._context, self._context.thread
+        if (watched := context.registry.managed_by(engine)) is None:
+            if engine.optimizer is None:
+                context.note_unsupported("an engine without parameters to train on this rank")
+            return
+        attached_late = context.step.sequence == 1
+        if watched.of_run and isnan(context.step.backward_seconds) and not attached_late:
+            context.note_unsupported("the loss of backwards that an engine runs by other means")
+        if context.guarded and not isinstance(engine, OwningEngine):
+            context.note_unguarded(UNGUARDED)
+        thread.engine_steps, thread.optimizer_stepped = True, False
+        before = engine.begin()
+        if watched.of_run:
+            if before.loss_scale is not None:
+                context.step.scalars["loss_scale"] = before.loss_scale
+                context.traits.scaler_name = engine.scaler_name
+            if before.completed is None:
+                context.note_trainer_step(watched, context.step.sequence)
+            else:
+                context.trainer_step.completed_by_engine(before.completed, context.step.sequence)
+                context.update_trainer_lead()
+        scale = before.gradient_scale
+        inverse_scale = 1.0 if scale is None else reciprocal(scale)
+        if watched.of_run and scale is not None:
+            context.step.unscale_raw_loss(inverse_scale)
+        self._measuring.measure(watched, "engine_step", inverse_scale)
+
+    def raised(self) -> None:
+        """Give the step up."""
+        self._context.thread.engine_steps = False
+
+    def ended(self, engine: Engine) -> None:
+        """End the step with its outcome: skipped or not, and how it was clipped."""
+        context, thread = self._context, self._context.thread
+        if not thread.engine_steps:
+            return
+        thread.engine_steps = False
+        if (watched := context.registry.managed_by(engine)) is None:
+            return
+        result = engine.end()
+        skipped = not thread.optimizer_stepped if result.skipped is None else result.skipped
+        step = context.boundaries.of(watched)
+        if not watched.of_run:
+            step.forget_if(float(skipped), watched.label)
+        else:
+            step.scalars["skipped"] = float(skipped)
+            own = step.norm(watched.label)
+            if result.clip_max_norm is not None and own is not None and not skipped:
+                norm = own if result.norm is None else result.norm
+                step.scalars.update(clip_max_norm=result.clip_max_norm, clip_norm=norm)
+        self._step_end.finish(watched)
+
 
 _TEARDOWN_PAUSE_SECONDS = 0.1
 

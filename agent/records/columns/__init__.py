@@ -13,17 +13,30 @@ the declaration.
 from collections.abc import Iterable, Mapping
 from math import isnan
 
-from mp_agent.records.columns.activations import ACTIVATIONS
-from mp_agent.records.columns.column import Column, Tier, Unscaling
-from mp_agent.records.columns.distribution import DISTRIBUTION, EXPONENTS, exponent_column
-from mp_agent.records.columns.family import ColumnFamily
-from mp_agent.records.columns.fp8 import FP8
-from mp_agent.records.columns.gradients import GRADIENT_COLUMNS, GRADIENTS, shows_reduction
-from mp_agent.records.columns.logits import ATTENTION, LOGITS
-from mp_agent.records.columns.logprobs import DELTA_EDGES, LOGPROBS, delta_column
-from mp_agent.records.columns.optimizer import OPTIMIZER
-from mp_agent.records.columns.replicas import STATE, WEIGHTS
-from mp_agent.records.columns.routers import ROUTERS
+from mp_agent.records.columns.column import Column, ColumnFamily, Tier, Unscaling
+from mp_agent.records.columns.gradients import (
+    GRADIENT_COLUMNS,
+    GRADIENTS,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    shows_reduction,
+)
+from mp_agent.records.columns.instruments import (
+    ACTIVATIONS,
+    ATTENTION,
+    DELTA_EDGES,
+    DISTRIBUTION,
+    EXPONENTS,
+    FP8,
+    LOGITS,
+    LOGPROBS,
+    ROUTERS,
+    TENSOR_EXPONENTS,
+    TENSORS,
+    delta_column,
+    exponent_column,
+)
 from mp_agent.records.columns.step import (
     GRADIENT_FACTOR,
     GRADIENTS_REPLACED,
@@ -35,7 +48,6 @@ from mp_agent.records.columns.step import (
     STEP_COLUMNS,
     step_columns,
 )
-from mp_agent.records.columns.tensors import TENSOR_EXPONENTS, TENSORS
 
 __all__ = [
     "ACTIVATIONS",

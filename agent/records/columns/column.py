@@ -1,8 +1,12 @@
-"""One number of a record: its name, its algebra, and how often it is measured."""
+"""A column of a record, and a family of columns."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
+from math import isfinite
 
+from mp_agent.errors import CatalogError
 from mp_agent.records.algebra import Algebra
 
 
@@ -39,3 +43,103 @@ class Column:
 def sampled(name: str, algebra: Algebra, meaning: str, *, signed: bool = False) -> Column:
     """Return a column that is measured on sampled steps."""
     return Column(name, algebra, meaning, Tier.SAMPLED, signed=signed)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ColumnFamily:
+    """Statistics that are measured together: what a row is of, its columns, and when it counts.
+
+    A row is of the elements that a rank has of one share, or of one layer. Of both kinds of rows
+    shards are united by the columns' algebra, and of equal replicas one is taken. Column names are
+    unique within a family. Raises CatalogError for columns that cannot be merged so.
+    """
+
+    name: str
+    row: str
+    """What a row is of."""
+    columns: tuple[Column, ...]
+    key: str
+    """The column that is there whenever a row was measured; without it no row counts."""
+    required: tuple[str, ...]
+    """What a layer's row must have to count."""
+    size: str
+    """The column with the number of elements; a row of 0 elements was not measured."""
+    nonfinite: tuple[str, ...] = ()
+    """Columns with the numbers of elements that are not finite; a row that has any does not count,
+    and replicas of it are compared by these and by `size` alone."""
+    compares_replicas: bool = False
+    """Whether replicas of a share are expected to have equal rows."""
+    counts_when_skipped: bool = True
+    """Whether rows of a step count whose update GradScaler skipped."""
+    of_parameters: bool = True
+    """Whether rows are of parameters, and of their shares; other families have shares of their own,
+    and take no room where nothing of them is measured."""
+    compared_only: bool = False
+    """Whether rows serve to compare what ranks hold, layer by layer, and are never merged."""
+    of_some_ranks: bool = False
+    """Whether a rank that is present may have no row: then a step counts with those that are there.
+    Otherwise it takes the rows of all ranks that have a share."""
+
+    def __post_init__(self) -> None:
+        for column in self.columns:
+            if column.algebra in (Algebra.MEAN, Algebra.OWN):
+                raise CatalogError(
+                    f"{column.name}: algebra {column.algebra.value} does not exist for {self.name}"
+                )
+        if len(set(self.names)) != len(self.names):
+            raise CatalogError(f"{self.name}: names of columns are not unique")
+        needed = {self.key, self.size, *self.required, *self.nonfinite}
+        if unknown := needed - set(self.names):
+            raise CatalogError(f"{self.name}: {', '.join(sorted(unknown))} is no column")
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns, in the order of a row."""
+        return tuple(column.name for column in self.columns)
+
+    @cached_property
+    def sampled(self) -> tuple[str, ...]:
+        """The names of the columns that are not measured on every step."""
+        return tuple(column.name for column in self.columns if column.tier is Tier.SAMPLED)
+
+    @property
+    def cadence(self) -> Tier:
+        """How often there is a row of a share; layers are sampled in any case."""
+        tiers = {column.tier for column in self.columns}
+        return Tier.EVERY_STEP if Tier.EVERY_STEP in tiers else Tier.SAMPLED
+
+    def nonfinite_elements(self, values: Mapping[str, float]) -> float:
+        """Return how many elements of a row, given by name, are not finite."""
+        elements = 0.0
+        for name in self.nonfinite:
+            elements += values.get(name, 0.0)
+        return elements
+
+    def counts(self, values: Mapping[str, float]) -> bool:
+        """Return whether a row, given by name, was measured and is of finite elements only."""
+        return self.key in values and self.nonfinite_elements(values) == 0.0
+
+    def has_rows(self, values: Mapping[str, float]) -> bool:
+        """Return whether a row, by name, is of anything: none is of a layer without gradient."""
+        return any(values.get(name, 1.0) != 0.0 for name in (self.size, self.key))
+
+    def has_sample(self, values: Mapping[str, float]) -> bool:
+        """Return whether a row, by name, has any of the sampled columns."""
+        return not values.keys().isdisjoint(self.sampled)
+
+    def with_last_sample(
+        self, values: Mapping[str, float], before: Mapping[str, float]
+    ) -> Mapping[str, float]:
+        """Return a row, by name, with sampled columns from `before` if it has none of its own."""
+        if not self.sampled or self.has_sample(values):
+            return values
+        kept = {name: before[name] for name in self.sampled if name in before}
+        return {**kept, **values} if kept else values
+
+    def merged(self, rows: Iterable[Sequence[float]]) -> dict[str, float]:
+        """Return rows, at least one, as one; without what none has or what is beyond float64."""
+        values = {
+            column.name: column.algebra.merged(found)
+            for column, found in zip(self.columns, zip(*rows, strict=True), strict=True)
+        }
+        return {name: value for name, value in values.items() if isfinite(value)}

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from mp_agent.records.columns import GRADIENTS
-from mp_agent.records.scalars import step_values
 from mp_agent.records.schema import Schema
-from mp_agent.records.steps import FloatArray, LayerTable, StepRecord
+from mp_agent.records.steps import FloatArray, LayerTable, StepRecord, step_values
 from mp_agent.ring.format.layout import BodyLayout
-from mp_agent.ring.format.slots import SlotReader, SlotWriter
-from mp_agent.ring.format.transfers import EXTRA_WORDS, Words, whole_values
+from mp_agent.ring.format.slots import EXTRA_WORDS, SlotReader, SlotWriter, Words, whole_values
 
 _FIXED = struct.Struct("=5q")
 """Sequence, step, Unix nanoseconds, float64 in the transfer, where in it the totals begin or -1."""

@@ -1,9 +1,22 @@
-"""The live state of a rank: what changes with every hook, as one slot of the ring's head."""
+"""The live state of a rank, and the status that its process ended with.
 
+The exit status of a rank, written into its ring by the C library as the process ends.
+Python has no place for it: once `SystemExit` has left the program, no Python code sees its code.
+"""
+
+import os
 from dataclasses import dataclass
 
 from mp_agent.records.steps import EndReason, Phase, RankState
-from mp_agent.ring.format.layout import NAME_BYTES_MAX, STATE
+from mp_agent.ring.files import beyond_standard_streams
+from mp_agent.ring.format.layout import (
+    EXIT_ARMED,
+    EXIT_OFFSET,
+    EXIT_PENDING,
+    EXIT_STATUS,
+    NAME_BYTES_MAX,
+    STATE,
+)
 
 
 @dataclass(slots=True)
@@ -77,3 +90,63 @@ class LiveState:
 def encode_name(name: str) -> bytes:
     """Return a phase's name as the state holds it."""
     return name.encode(errors="replace")[:NAME_BYTES_MAX]
+
+
+_UNBUFFERED = 2
+_STATUS_OFFSET = EXIT_OFFSET + 4
+
+
+class ExitStatusRecorder:
+    """Has glibc's `exit()` write its status to a file, in this process alone.
+
+    `on_exit` calls `putw(status, stream)`: no Python runs at that point. Where the C library has
+    no `on_exit`, nothing is recorded.
+    """
+
+    def __init__(self) -> None:
+        self._stream_fd = -1
+        self._pid = 0
+
+    def arm(self, ring_fd: int) -> None:
+        """Record into this ring; one that was armed before keeps what it has."""
+        if self._pid != os.getpid():
+            with beyond_standard_streams():
+                self._open_stream(os.dup(ring_fd))
+        else:
+            os.dup2(ring_fd, self._stream_fd, inheritable=False)
+        os.pwrite(ring_fd, EXIT_STATUS.pack(EXIT_ARMED, EXIT_PENDING), EXIT_OFFSET)
+        os.lseek(self._stream_fd, _STATUS_OFFSET, os.SEEK_SET)
+
+    def _open_stream(self, fd: int) -> None:
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        libc.fdopen.restype = ctypes.c_void_p
+        stream = ctypes.c_void_p(libc.fdopen(fd, b"w"))
+        libc.setvbuf(stream, None, _UNBUFFERED, 0)
+        if not stream or libc.on_exit(libc.putw, stream) != 0:
+            raise OSError("the exit status cannot be recorded")
+        self._stream_fd, self._pid = fd, os.getpid()
+        os.register_at_fork(after_in_child=self._disconnect)
+
+    def _disconnect(self) -> None:
+        """Keep a forked child, which has the same exit handlers, from writing into the ring."""
+        if self._stream_fd >= 0:
+            null_fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(null_fd, self._stream_fd, inheritable=False)
+            os.close(null_fd)
+            self._stream_fd = -1
+
+
+RECORDER = ExitStatusRecorder()
+
+
+def disarm(ring_fd: int) -> None:
+    """Keep the end that the ring records, however the process exits."""
+    os.pwrite(ring_fd, bytes(EXIT_STATUS.size), EXIT_OFFSET)
+
+
+def decode(field: bytes) -> int | None:
+    """Return the exit code that a ring holds, 0 to 255; None when there is none."""
+    armed, status = EXIT_STATUS.unpack(field)
+    return status & 0xFF if armed == EXIT_ARMED and status != EXIT_PENDING else None

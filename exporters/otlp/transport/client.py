@@ -1,14 +1,60 @@
-"""Sends the requests of one signal through an official exporter, and accounts for refusals."""
+"""Sends batches by an official exporter, within a limit of time, and splits what is refused."""
 
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from opentelemetry.sdk.metrics.export import Metric, MetricsData
 
-from mp_agent.exporters.otlp.transport.exporter import ExportError, OtlpExporter, OtlpResponse
-from mp_agent.exporters.otlp.transport.redaction import LogCapture
+from mp_agent.errors import MpAgentError
+from mp_agent.exporters.otlp.environment import LogCapture
+
+
+class ExportError(MpAgentError):
+    """A push was not delivered, or not completely; the message holds no secret."""
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        permanent: bool = False,
+        retry_after_seconds: float = 0.0,
+        rejected: int = 0,
+        partial_success: bool = False,
+    ) -> None:
+        super().__init__(reason)
+        self.permanent = permanent
+        """Whether every request was answered, and sending the same again cannot succeed."""
+        self.retry_after_seconds = retry_after_seconds
+        self.rejected = rejected
+        """Data points, log records or spans that were refused permanently."""
+        self.partial_success = partial_success
+        """Whether everything that was not refused permanently arrived, and that is not nothing."""
+
+
+class OtlpExporter(Protocol):
+    """What the official exporters have in common."""
+
+    def export(self, data: Any, /) -> Any:
+        """Send, retry what may succeed on retry, and return an enum with SUCCESS."""
+
+    def shutdown(self) -> None:
+        """Abort pending retries, and close the connection."""
+
+
+class OtlpResponse(Protocol):
+    """What an exporter's connection knows of the last response."""
+
+    refused_permanently: bool
+    """Whether sending the same request again cannot succeed."""
+    may_be_partly_acceptable: bool
+    """Whether the request was refused as a whole, and a part of it may be accepted."""
+    rejected: int
+    """How many items were rejected of a request that was otherwise accepted."""
+    retry_after_seconds: float
+    explanation: str
+
 
 SPLITS_MAX = 200
 SPLITS_WITHOUT_SUCCESS_MAX = 16

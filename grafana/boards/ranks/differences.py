@@ -3,8 +3,8 @@
 from grafana.panel import Panel, Query, Row, View, help_of
 from grafana.queries import by_run, increase, series, worst_over_range
 from grafana.style import AGREEMENT
-from mp_agent.alerting.conditions.loss import loss_nonfinite
-from mp_agent.alerting.conditions.ranks import rank_nonfinite, replica_divergence
+from mp_agent.alerting.conditions.nonfinite import LOSS_NONFINITE, RANK_NONFINITE
+from mp_agent.alerting.conditions.ranks import REPLICA_DIVERGENCE
 
 _POINTS = 100
 """Enough for a picture; every one looks at all ranks."""
@@ -31,7 +31,7 @@ DIFFERENCES = Row(
                     by_run("mp_agent_replica_divergence", keep=("kind",)), "{{kind}}", optional=True
                 ),
             ),
-            runbooks=(replica_divergence.REPLICA_DIVERGENCE,),
+            runbooks=(REPLICA_DIVERGENCE,),
         ),
         Panel(
             id=24,
@@ -47,7 +47,7 @@ DIFFERENCES = Row(
                     increase("mp_agent_replica_divergence_steps_total", keep=("kind",)), "{{kind}}"
                 ),
             ),
-            runbooks=(replica_divergence.REPLICA_DIVERGENCE,),
+            runbooks=(REPLICA_DIVERGENCE,),
         ),
         Panel(
             id=22,
@@ -92,7 +92,7 @@ DIFFERENCES = Row(
                     optional=True,
                 ),
             ),
-            runbooks=(rank_nonfinite.RANK_NONFINITE, loss_nonfinite.LOSS_NONFINITE),
+            runbooks=(RANK_NONFINITE, LOSS_NONFINITE),
         ),
         Panel(
             id=25,
@@ -108,7 +108,7 @@ DIFFERENCES = Row(
                 ),
                 Query(f"quantile(0.5, {series(_OWN_NORM)})", "median", optional=True),
             ),
-            runbooks=(rank_nonfinite.RANK_NONFINITE,),
+            runbooks=(RANK_NONFINITE,),
         ),
         Panel(
             id=26,
@@ -126,7 +126,7 @@ DIFFERENCES = Row(
                     optional=True,
                 ),
             ),
-            runbooks=(rank_nonfinite.RANK_NONFINITE,),
+            runbooks=(RANK_NONFINITE,),
         ),
     ),
 )

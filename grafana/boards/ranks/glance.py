@@ -3,8 +3,8 @@
 from grafana.panel import Column, Panel, Query, Row, View, above, help_of
 from grafana.queries import RUN, by_run, series
 from grafana.style import ANY_IS_NOTABLE, COVERAGE
-from mp_agent.alerting.conditions.agent import coverage_low
-from mp_agent.alerting.conditions.ranks import rank_stalled, rank_straggler, replica_divergence
+from mp_agent.alerting.conditions.agent import COVERAGE_LOW
+from mp_agent.alerting.conditions.ranks import RANK_STALLED, RANK_STRAGGLER, REPLICA_DIVERGENCE
 
 _ACTIVE = f"({by_run('mp_agent_run_active')} == 1)"
 _UP = by_run("mp_agent_rank_up", keep=("rank",))
@@ -54,7 +54,7 @@ GLANCE = Row(
             Query(f"count({series('mp_agent_missing_rank_info')}) or vector(0)", instant=True),
             decimals=0,
             steps=ANY_IS_NOTABLE,
-            runbooks=(coverage_low.COVERAGE_LOW,),
+            runbooks=(COVERAGE_LOW,),
         ),
         _stat(
             4,
@@ -63,7 +63,7 @@ GLANCE = Row(
             Query(by_run("mp_agent_coverage_ratio", "min")),
             unit="percentunit",
             steps=COVERAGE,
-            runbooks=(coverage_low.COVERAGE_LOW,),
+            runbooks=(COVERAGE_LOW,),
         ),
         _stat(
             5,
@@ -72,7 +72,7 @@ GLANCE = Row(
             Query(by_run("mp_agent_ranks_lagging")),
             decimals=0,
             steps=ANY_IS_NOTABLE,
-            runbooks=(rank_stalled.RANK_STALLED,),
+            runbooks=(RANK_STALLED,),
         ),
         _stat(
             6,
@@ -82,7 +82,7 @@ GLANCE = Row(
             Query(SLOWEST, "{{rank}}", instant=True, optional=True),
             steps=above(straggler_ratio="orange"),
             label="rank",
-            runbooks=(rank_straggler.RANK_STRAGGLER,),
+            runbooks=(RANK_STRAGGLER,),
         ),
     ),
 )
@@ -120,14 +120,14 @@ NAMES = Row(
                 Column(name="rank", title="Rank", width=100, number=True),
                 Column(name="phase", title="Where it stands"),
             ),
-            runbooks=(rank_stalled.RANK_STALLED,),
+            runbooks=(RANK_STALLED,),
         ),
         _named(
             51,
             "Which are missing",
             "mp_agent_missing_rank_info",
             (Column(name="rank", title="Rank", number=True),),
-            runbooks=(coverage_low.COVERAGE_LOW,),
+            runbooks=(COVERAGE_LOW,),
         ),
         _named(
             52,
@@ -138,7 +138,7 @@ NAMES = Row(
                 Column(name="step", title="Step", width=100),
                 Column(name="ranks", title="Ranks"),
             ),
-            runbooks=(replica_divergence.REPLICA_DIVERGENCE,),
+            runbooks=(REPLICA_DIVERGENCE,),
         ),
     ),
 )

@@ -3,7 +3,7 @@
 from grafana.panel import Column, Panel, Query, Row, View
 from grafana.queries import RUN, by_run, chosen, series
 from grafana.style import ANY_IS_NOTABLE
-from mp_agent.alerting.conditions.agent import telemetry_degraded
+from mp_agent.alerting.conditions.agent import TELEMETRY_DEGRADED
 
 _NODE = ("node_rank",)
 _NODES_SHOWN = 20
@@ -72,7 +72,7 @@ AGENTS = Row(
                     optional=True,
                 ),
             ),
-            runbooks=(telemetry_degraded.TELEMETRY_DEGRADED,),
+            runbooks=(TELEMETRY_DEGRADED,),
         ),
     ),
 )

@@ -3,7 +3,7 @@
 from grafana.boards.ranks.glance import SLOWEST
 from grafana.panel import Panel, Query, Row, View, above, help_of
 from grafana.queries import RUN, aggregated, by_run, chosen, rate, series, worst_over_range
-from mp_agent.alerting.conditions.ranks import rank_stalled, rank_straggler
+from mp_agent.alerting.conditions.ranks import RANK_STALLED, RANK_STRAGGLER
 
 _RANK = ("rank",)
 _POINTS = 100
@@ -62,7 +62,7 @@ PACE = Row(
                     "{{lag}}",
                 ),
             ),
-            runbooks=(rank_stalled.RANK_STALLED,),
+            runbooks=(RANK_STALLED,),
         ),
         Panel(
             id=11,
@@ -93,7 +93,7 @@ PACE = Row(
                     optional=True,
                 ),
             ),
-            runbooks=(rank_straggler.RANK_STRAGGLER,),
+            runbooks=(RANK_STRAGGLER,),
         ),
         Panel(
             id=13,
@@ -129,7 +129,7 @@ PACE = Row(
             steps=above(straggler_ratio="orange"),
             most_points=_POINTS,
             queries=(Query(f"topk(10, {SLOWEST})", "rank {{rank}}", optional=True),),
-            runbooks=(rank_straggler.RANK_STRAGGLER,),
+            runbooks=(RANK_STRAGGLER,),
         ),
         Panel(
             id=16,
@@ -162,7 +162,7 @@ PACE = Row(
                     optional=True,
                 ),
             ),
-            runbooks=(rank_straggler.RANK_STRAGGLER,),
+            runbooks=(RANK_STRAGGLER,),
         ),
         Panel(
             id=18,
@@ -176,7 +176,7 @@ PACE = Row(
             most_points=_POINTS,
             nothing="No part was timed",
             queries=(Query(f"topk(10, {_BEYOND_MEAN})", "rank {{rank}}, {{part}}", optional=True),),
-            runbooks=(rank_straggler.RANK_STRAGGLER,),
+            runbooks=(RANK_STRAGGLER,),
         ),
         Panel(
             id=14,
@@ -195,7 +195,7 @@ PACE = Row(
                     optional=True,
                 ),
             ),
-            runbooks=(rank_stalled.RANK_STALLED,),
+            runbooks=(RANK_STALLED,),
         ),
     ),
 )

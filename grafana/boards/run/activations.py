@@ -3,13 +3,13 @@
 from grafana.panel import Panel, Query, Row, above, below, between, help_of
 from grafana.queries import by_run, increase
 from mp_agent.alerting.conditions.activations import (
-    activation_near_overflow,
-    activation_nonfinite,
-    attention_logit_growth,
-    fp8_saturation,
-    output_logit_divergence,
-    router_collapse,
+    ACTIVATION_NEAR_OVERFLOW,
+    ATTENTION_LOGIT_GROWTH,
+    FP8_SATURATION,
+    OUTPUT_LOGIT_DIVERGENCE,
+    ROUTER_COLLAPSE,
 )
+from mp_agent.alerting.conditions.nonfinite import ACTIVATION_NONFINITE
 
 ACTIVATIONS = Row(
     title="Activations",
@@ -29,7 +29,7 @@ ACTIVATIONS = Row(
                 Query(by_run("mp_agent_activation_abs_max"), "largest", optional=True),
                 Query(by_run("mp_agent_activation_std"), "standard deviation", optional=True),
             ),
-            runbooks=(activation_near_overflow.ACTIVATION_NEAR_OVERFLOW,),
+            runbooks=(ACTIVATION_NEAR_OVERFLOW,),
         ),
         Panel(
             id=51,
@@ -44,7 +44,7 @@ ACTIVATIONS = Row(
                     increase("mp_agent_activation_near_overflow_elements_total"), "near overflow"
                 ),
             ),
-            runbooks=(activation_nonfinite.ACTIVATION_NONFINITE,),
+            runbooks=(ACTIVATION_NONFINITE,),
         ),
         Panel(
             id=52,
@@ -56,7 +56,7 @@ ACTIVATIONS = Row(
             queries=(Query(by_run("mp_agent_attention_logit_max"), "largest", optional=True),),
             steps=above(attention_logit_high="orange"),
             lines=True,
-            runbooks=(attention_logit_growth.ATTENTION_LOGIT_GROWTH,),
+            runbooks=(ATTENTION_LOGIT_GROWTH,),
         ),
         Panel(
             id=53,
@@ -70,7 +70,7 @@ ACTIVATIONS = Row(
                 Query(by_run("mp_agent_output_logsumexp_mean"), "mean", optional=True),
                 Query(by_run("mp_agent_output_logsumexp_min"), "smallest", optional=True),
             ),
-            runbooks=(output_logit_divergence.OUTPUT_LOGIT_DIVERGENCE,),
+            runbooks=(OUTPUT_LOGIT_DIVERGENCE,),
         ),
         Panel(
             id=54,
@@ -80,7 +80,7 @@ ACTIVATIONS = Row(
             minimum=0,
             nothing="Not measured",
             queries=(Query(by_run("mp_agent_router_load_max"), "most loaded", optional=True),),
-            runbooks=(router_collapse.ROUTER_COLLAPSE,),
+            runbooks=(ROUTER_COLLAPSE,),
         ),
         Panel(
             id=55,
@@ -100,7 +100,7 @@ ACTIVATIONS = Row(
                 ),
                 Query(by_run("mp_agent_router_dropped_ratio"), "dropped", optional=True),
             ),
-            runbooks=(router_collapse.ROUTER_COLLAPSE,),
+            runbooks=(ROUTER_COLLAPSE,),
         ),
         Panel(
             id=56,
@@ -138,7 +138,7 @@ ACTIVATIONS = Row(
             ),
             steps=between(below(fp8_range_used_low="orange"), above(fp8_range_used_high="orange")),
             lines=True,
-            runbooks=(fp8_saturation.FP8_SATURATION,),
+            runbooks=(FP8_SATURATION,),
         ),
     ),
 )

@@ -19,14 +19,11 @@ from grafana.style import (
     alerts_by_severity,
     detected_by_severity,
 )
-from mp_agent.alerting.conditions.agent import coverage_low
-from mp_agent.alerting.conditions.gradients import gradient_explosion, gradient_vanishing
-from mp_agent.alerting.conditions.loss_scale import (
-    loss_scale_at_floor,
-    loss_scale_low,
-    overflow_ratio_high,
-)
-from mp_agent.alerting.conditions.run import run_failed
+from mp_agent.alerting.conditions.agent import COVERAGE_LOW
+from mp_agent.alerting.conditions.gradient_size import GRADIENT_EXPLOSION, GRADIENT_VANISHING
+from mp_agent.alerting.conditions.loss_scale import LOSS_SCALE_AT_FLOOR, LOSS_SCALE_LOW
+from mp_agent.alerting.conditions.overflows import OVERFLOW_RATIO_HIGH
+from mp_agent.alerting.conditions.run import RUN_FAILED
 
 _VERDICT = " or ".join(
     (
@@ -96,7 +93,7 @@ HEALTH = Row(
             ),
             width=2,
             label="reason",
-            runbooks=(run_failed.RUN_FAILED,),
+            runbooks=(RUN_FAILED,),
         ),
         _stat(
             3,
@@ -125,7 +122,7 @@ HEALTH = Row(
             unit="none",
             steps=GRADIENT_NORM,
             colors={_SINCE: "red", _LAST: "text"},
-            runbooks=(gradient_explosion.GRADIENT_EXPLOSION, gradient_vanishing.GRADIENT_VANISHING),
+            runbooks=(GRADIENT_EXPLOSION, GRADIENT_VANISHING),
         ),
         _stat(
             6,
@@ -136,7 +133,7 @@ HEALTH = Row(
             Query(by_run("mp_agent_loss_scale", "min"), optional=True),
             unit="none",
             steps=LOSS_SCALE,
-            runbooks=(loss_scale_low.LOSS_SCALE_LOW, loss_scale_at_floor.LOSS_SCALE_AT_FLOOR),
+            runbooks=(LOSS_SCALE_LOW, LOSS_SCALE_AT_FLOOR),
         ),
         _stat(
             7,
@@ -146,7 +143,7 @@ HEALTH = Row(
             width=2,
             unit="percentunit",
             steps=SKIPPED,
-            runbooks=(overflow_ratio_high.OVERFLOW_RATIO_HIGH,),
+            runbooks=(OVERFLOW_RATIO_HIGH,),
         ),
         _stat(
             8,
@@ -156,7 +153,7 @@ HEALTH = Row(
             width=2,
             unit="percentunit",
             steps=COVERAGE,
-            runbooks=(coverage_low.COVERAGE_LOW,),
+            runbooks=(COVERAGE_LOW,),
         ),
     ),
 )

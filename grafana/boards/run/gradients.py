@@ -3,12 +3,12 @@
 from grafana.panel import Panel, Query, Row, Step, View, above, help_of
 from grafana.queries import FIRST_OPTIMIZER, by_run, increase, share_of_steps, while_finite
 from grafana.style import GRADIENT_NORM_LINES, NORM_REACHES
-from mp_agent.alerting.conditions.gradients import (
-    gradient_explosion,
-    gradient_vanishing,
-    headroom_vanishing,
-    nonfinite_update,
+from mp_agent.alerting.conditions.gradient_size import (
+    GRADIENT_EXPLOSION,
+    GRADIENT_VANISHING,
+    HEADROOM_VANISHING,
 )
+from mp_agent.alerting.conditions.nonfinite import NONFINITE_UPDATE
 
 _COLLECTION = ("collection",)
 
@@ -48,7 +48,7 @@ GRADIENTS = Row(
                 ),
                 Query(by_run("mp_agent_clip_max_norm"), "clipping limit", optional=True),
             ),
-            runbooks=(gradient_explosion.GRADIENT_EXPLOSION, gradient_vanishing.GRADIENT_VANISHING),
+            runbooks=(GRADIENT_EXPLOSION, GRADIENT_VANISHING),
         ),
         Panel(
             id=31,
@@ -86,7 +86,7 @@ GRADIENTS = Row(
                     "last step not finite",
                 ),
             ),
-            runbooks=(gradient_explosion.GRADIENT_EXPLOSION,),
+            runbooks=(GRADIENT_EXPLOSION,),
         ),
         Panel(
             id=37,
@@ -142,7 +142,7 @@ GRADIENTS = Row(
                     optional=True,
                 ),
             ),
-            runbooks=(headroom_vanishing.HEADROOM_VANISHING,),
+            runbooks=(HEADROOM_VANISHING,),
         ),
         Panel(
             id=34,
@@ -157,7 +157,7 @@ GRADIENTS = Row(
                 Query(increase("mp_agent_grad_inf_elements_total"), "Inf elements"),
                 Query(increase("mp_agent_loss_nonfinite_steps_total"), "steps with such a loss"),
             ),
-            runbooks=(nonfinite_update.NONFINITE_UPDATE,),
+            runbooks=(NONFINITE_UPDATE,),
         ),
         Panel(
             id=32,

@@ -3,15 +3,16 @@
 from grafana.panel import Panel, Query, Row, above, help_of
 from grafana.queries import aggregated, by_run, increase, series, share_of_steps, while_finite
 from grafana.style import LOSS_IS_LINEAR_TO, LOSS_SCALE_LINES, SKIPPED
-from mp_agent.alerting.conditions.loss import loss_diverging, loss_nonfinite, loss_spike
+from mp_agent.alerting.conditions.loss import LOSS_DIVERGING, LOSS_SPIKE
 from mp_agent.alerting.conditions.loss_scale import (
-    loss_scale_at_floor,
-    loss_scale_consecutive_decreases,
-    loss_scale_far_below_initial,
-    loss_scale_low,
-    loss_scale_low_and_falling,
-    overflow_ratio_high,
+    LOSS_SCALE_AT_FLOOR,
+    LOSS_SCALE_CONSECUTIVE_DECREASES,
+    LOSS_SCALE_FAR_BELOW_INITIAL,
+    LOSS_SCALE_LOW,
+    LOSS_SCALE_LOW_AND_FALLING,
 )
+from mp_agent.alerting.conditions.nonfinite import LOSS_NONFINITE
+from mp_agent.alerting.conditions.overflows import OVERFLOW_RATIO_HIGH
 
 _NO_SCALER = "No loss scale"
 _OVER_RANGE = f"({series('mp_agent_loss')}[$__range] @ end())"
@@ -42,7 +43,7 @@ LOSS = Row(
                 Query(by_run("mp_agent_loss_spike_bound"), "spike limit", optional=True),
                 Query(by_run("mp_agent_loss_best"), "best", optional=True),
             ),
-            runbooks=(loss_spike.LOSS_SPIKE, loss_nonfinite.LOSS_NONFINITE),
+            runbooks=(LOSS_SPIKE, LOSS_NONFINITE),
         ),
         Panel(
             id=21,
@@ -64,10 +65,10 @@ LOSS = Row(
                 Query(by_run("mp_agent_loss_scale_calibrated"), "calibrated", optional=True),
             ),
             runbooks=(
-                loss_scale_low.LOSS_SCALE_LOW,
-                loss_scale_low_and_falling.LOSS_SCALE_LOW_AND_FALLING,
-                loss_scale_far_below_initial.LOSS_SCALE_FAR_BELOW_INITIAL,
-                loss_scale_at_floor.LOSS_SCALE_AT_FLOOR,
+                LOSS_SCALE_LOW,
+                LOSS_SCALE_LOW_AND_FALLING,
+                LOSS_SCALE_FAR_BELOW_INITIAL,
+                LOSS_SCALE_AT_FLOOR,
             ),
         ),
         Panel(
@@ -82,7 +83,7 @@ LOSS = Row(
             lines=True,
             steps=SKIPPED,
             queries=(Query(share_of_steps("mp_agent_skipped_steps_total"), "overflow ratio"),),
-            runbooks=(overflow_ratio_high.OVERFLOW_RATIO_HIGH,),
+            runbooks=(OVERFLOW_RATIO_HIGH,),
         ),
         Panel(
             id=23,
@@ -119,7 +120,7 @@ LOSS = Row(
                     optional=True,
                 ),
             ),
-            runbooks=(loss_scale_consecutive_decreases.LOSS_SCALE_CONSECUTIVE_DECREASES,),
+            runbooks=(LOSS_SCALE_CONSECUTIVE_DECREASES,),
         ),
         Panel(
             id=26,
@@ -131,7 +132,7 @@ LOSS = Row(
             lines=True,
             steps=above(loss_trend_deviations="orange"),
             queries=(Query(by_run("mp_agent_loss_trend"), "trend", optional=True),),
-            runbooks=(loss_diverging.LOSS_DIVERGING,),
+            runbooks=(LOSS_DIVERGING,),
         ),
         Panel(
             id=27,
@@ -157,7 +158,7 @@ LOSS = Row(
                 Query(increase("mp_agent_loss_nonfinite_repeated_steps_total"), "not finite"),
                 Query(increase("mp_agent_loss_nonfinite_unskipped_steps_total"), "and applied"),
             ),
-            runbooks=(loss_nonfinite.LOSS_NONFINITE, loss_spike.LOSS_SPIKE),
+            runbooks=(LOSS_NONFINITE, LOSS_SPIKE),
         ),
         Panel(
             id=24,

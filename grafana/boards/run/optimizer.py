@@ -3,9 +3,9 @@
 from grafana.panel import Panel, Query, Row, above, help_of
 from grafana.queries import by_run
 from mp_agent.alerting.conditions.optimizer import (
-    adam_epsilon_unsafe,
-    second_moment_stale,
-    updates_lost,
+    ADAM_EPSILON_UNSAFE,
+    SECOND_MOMENT_STALE,
+    UPDATES_LOST,
 )
 
 _NOTHING = "Not measured"
@@ -33,7 +33,7 @@ OPTIMIZER = Row(
                 Query(by_run("mp_agent_moment_rms"), "all elements", optional=True),
                 Query(by_run("mp_agent_moment_rms_layer_max"), "worst layer", optional=True),
             ),
-            runbooks=(second_moment_stale.SECOND_MOMENT_STALE,),
+            runbooks=(SECOND_MOMENT_STALE,),
         ),
         Panel(
             id=62,
@@ -46,7 +46,7 @@ OPTIMIZER = Row(
             lines=True,
             steps=above(updates_lost="orange"),
             queries=(Query(by_run("mp_agent_updates_lost_ratio"), "lost", optional=True),),
-            runbooks=(updates_lost.UPDATES_LOST,),
+            runbooks=(UPDATES_LOST,),
         ),
         Panel(
             id=63,
@@ -63,7 +63,7 @@ OPTIMIZER = Row(
                 Query(by_run("mp_agent_adam_below_epsilon_ratio"), "below epsilon", optional=True),
                 Query(by_run("mp_agent_adam_epsilon_lost_ratio"), "cannot hold it", optional=True),
             ),
-            runbooks=(adam_epsilon_unsafe.ADAM_EPSILON_UNSAFE,),
+            runbooks=(ADAM_EPSILON_UNSAFE,),
         ),
     ),
 )

@@ -2,8 +2,8 @@
 
 from grafana.panel import PER_SECOND, Panel, Query, Row, View, help_of
 from grafana.queries import RUN, by_run, quantile, rate, series
-from mp_agent.alerting.conditions.ranks import rank_straggler
-from mp_agent.alerting.conditions.run import run_stalled
+from mp_agent.alerting.conditions.ranks import RANK_STRAGGLER
+from mp_agent.alerting.conditions.run import RUN_STALLED
 from mp_agent.records.steps import Phase
 
 _OF_A_STEP = "|".join(
@@ -39,7 +39,7 @@ PACE = Row(
             unit=PER_SECOND,
             minimum=0,
             queries=(Query(rate("mp_agent_steps_total"), "steps"),),
-            runbooks=(run_stalled.RUN_STALLED,),
+            runbooks=(RUN_STALLED,),
         ),
         Panel(
             id=42,
@@ -68,7 +68,7 @@ PACE = Row(
                     optional=True,
                 ),
             ),
-            runbooks=(rank_straggler.RANK_STRAGGLER,),
+            runbooks=(RANK_STRAGGLER,),
         ),
         Panel(
             id=43,

@@ -2,10 +2,10 @@
 
 from grafana.panel import Panel, Query, Row, above, help_of
 from grafana.queries import by_run, increase
-from mp_agent.alerting.conditions.reinforcement import train_inference_mismatch
+from mp_agent.alerting.conditions.tensors import TRAIN_INFERENCE_MISMATCH
 
 _NOTHING = "Not reported"
-_RUNBOOKS = (train_inference_mismatch.TRAIN_INFERENCE_MISMATCH,)
+_RUNBOOKS = (TRAIN_INFERENCE_MISMATCH,)
 
 REINFORCEMENT = Row(
     title="Reinforcement learning",

@@ -2,7 +2,7 @@
 
 from grafana.panel import Panel, Query, Row, above, help_of
 from grafana.queries import by_run
-from mp_agent.alerting.conditions.tensors import dimension_imbalance, reduction_swallows
+from mp_agent.alerting.conditions.tensors import DIMENSION_IMBALANCE, REDUCTION_SWALLOWS
 
 _NOTHING = "Nothing is watched"
 
@@ -27,7 +27,7 @@ TENSORS = Row(
             ),
             steps=above(dimension_imbalance="orange"),
             lines=True,
-            runbooks=(dimension_imbalance.DIMENSION_IMBALANCE,),
+            runbooks=(DIMENSION_IMBALANCE,),
         ),
         Panel(
             id=91,
@@ -46,7 +46,7 @@ TENSORS = Row(
                     optional=True,
                 ),
             ),
-            runbooks=(reduction_swallows.REDUCTION_SWALLOWS,),
+            runbooks=(REDUCTION_SWALLOWS,),
         ),
     ),
 )

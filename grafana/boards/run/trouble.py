@@ -9,9 +9,8 @@ from grafana.style import (
     alerts_by_severity,
     detected_by_severity,
 )
-from mp_agent.alerting.conditions.gradients import nonfinite_update
-from mp_agent.alerting.conditions.ranks import rank_nonfinite
-from mp_agent.alerting.conditions.run import precision_lint
+from mp_agent.alerting.conditions.nonfinite import NONFINITE_UPDATE, RANK_NONFINITE
+from mp_agent.alerting.conditions.run import PRECISION_LINT
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 
 _KEPT = ("condition", "severity")
@@ -123,7 +122,7 @@ TROUBLE = Row(
                     optional=True,
                 ),
             ),
-            runbooks=(rank_nonfinite.RANK_NONFINITE,),
+            runbooks=(RANK_NONFINITE,),
         ),
         Panel(
             id=12,
@@ -136,7 +135,7 @@ TROUBLE = Row(
             decimals=0,
             steps=ANY_IS_BAD,
             queries=(Query(by_run("mp_agent_nonfinite_updates_total", where=FIRST_OPTIMIZER)),),
-            runbooks=(nonfinite_update.NONFINITE_UPDATE,),
+            runbooks=(NONFINITE_UPDATE,),
         ),
         Panel(
             id=16,
@@ -156,7 +155,7 @@ TROUBLE = Row(
                     by_run("mp_agent_lint_findings", keep=("rule",)), instant=True, optional=True
                 ),
             ),
-            runbooks=(precision_lint.PRECISION_LINT,),
+            runbooks=(PRECISION_LINT,),
         ),
         Panel(
             id=13,

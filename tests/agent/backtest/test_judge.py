@@ -9,8 +9,7 @@ import pytest
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.site import site_values
 from mp_agent.alerting.values import values_in_force
-from mp_agent.backtest.blind import NEEDS
-from mp_agent.backtest.judge import play
+from mp_agent.backtest.judge import NEEDS, play
 from mp_agent.backtest.log.training_log import Point
 from mp_agent.backtest.results import RunResult
 from mp_agent.node.conditions import tracker

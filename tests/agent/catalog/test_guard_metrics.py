@@ -2,11 +2,10 @@
 
 import pytest
 
-from mp_agent.catalog.metric import Scope
+from mp_agent.catalog.metric import HistogramValue, Scope
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.catalog.snapshot import HistogramValue
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.counters import CounterStore, labelled
+from mp_agent.node.accounting.accumulator import CounterStore, labelled
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from mp_agent.records.merged import StepTransition
 from tests.agent.node.builders import make_export, merged_step

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from mp_agent.doctor.check_result import CheckResult, CheckStatus
 from mp_agent.doctor.checks import MACHINE_CHECKS, PROMETHEUS_CHECKS
-from mp_agent.doctor.machine import Machine
+from mp_agent.doctor.machine import CheckResult, CheckStatus, Machine
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
 from tests.agent.node.agent_process import StartAgent, start_agent, starting_agents

@@ -8,9 +8,8 @@ from click.testing import CliRunner, Result
 
 from mp_agent.cli import main
 from mp_agent.doctor import checks
-from mp_agent.doctor.check_result import CheckStatus, ok
 from mp_agent.doctor.checks import MACHINE_CHECKS, PROMETHEUS_CHECKS, Check, examine
-from mp_agent.doctor.machine import Machine
+from mp_agent.doctor.machine import CheckStatus, Machine, ok
 from mp_agent.settings import Settings
 
 
@@ -28,7 +27,7 @@ def doctor(settings: Settings, *arguments: str, **variables: str) -> Result:
 def on_tmpfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text("none / tmpfs rw 0 0\n")
-    monkeypatch.setattr("mp_agent.doctor.checks.memory._MOUNTS", mounts)
+    monkeypatch.setattr("mp_agent.doctor.checks.runs._MOUNTS", mounts)
 
 
 @pytest.mark.usefixtures("on_tmpfs")

@@ -4,7 +4,7 @@ from math import comb, inf, nan
 
 import pytest
 
-from mp_agent.evaluate.statistics import paired_ratio, relative_differences, tail_difference
+from mp_agent.evaluate.report.model import paired_ratio, relative_differences, tail_difference
 
 
 def coverage(count, low, high):

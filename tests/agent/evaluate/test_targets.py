@@ -2,7 +2,7 @@
 
 import pytest
 
-from mp_agent.evaluate.targets import (
+from mp_agent.evaluate.report.model import (
     Outcome,
     loss_target,
     memory_target,

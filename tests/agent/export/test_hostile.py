@@ -11,8 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from mp_agent.export.formats import FORMATS
-from mp_agent.export.samples import ExportedNumber
+from mp_agent.export import FORMATS, ExportedNumber
 from mp_agent.output import UnwritableError, new_file
 
 HOSTILE = ("../../escaped", "/escaped", "..", "a\x00b", "=cmd|'/c calc'!A1", "x" * 5000, "\udcff")
@@ -66,7 +65,7 @@ def test_a_link_that_is_planted_is_not_written_through(form: str, tmp_path: Path
 FULL = """
 import sys
 from pathlib import Path
-from mp_agent.export.formats import FORMATS
+from mp_agent.export import FORMATS
 from mp_agent.output import UnwritableError, new_file
 from tests.agent.export.test_hostile import samples
 try:

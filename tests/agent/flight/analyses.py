@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mp_agent.flight.postmortem.analysis import Analysis, analyse
-from mp_agent.flight.postmortem.history import RunHistory
+from mp_agent.flight.postmortem.diagnosis import RunHistory
 from mp_agent.flight.record.evidence import Evidence
 from tests.agent.flight.builders import calm, layers, make_log, make_segment
 from tests.agent.node.builders import merged_step

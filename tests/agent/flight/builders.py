@@ -9,12 +9,10 @@ import numpy as np
 
 from mp_agent.alerting.values import Values, values_in_force
 from mp_agent.catalog.thresholds import DEFAULTS
+from mp_agent.flight.postmortem.analysis import diagnose
 from mp_agent.flight.postmortem.case import Case
-from mp_agent.flight.postmortem.diagnose import diagnose
-from mp_agent.flight.postmortem.diagnosis import Diagnosis
-from mp_agent.flight.postmortem.history import LayerSample, RunHistory
-from mp_agent.flight.record.evidence import Evidence
-from mp_agent.flight.record.gpu_errors import GpuError
+from mp_agent.flight.postmortem.diagnosis import Diagnosis, LayerSample, RunHistory
+from mp_agent.flight.record.evidence import Evidence, GpuError
 from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog, Segment

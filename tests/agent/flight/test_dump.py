@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.flight.record.load import load
+from mp_agent.flight.record.evidence import load
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.ring.reader import RingReader

@@ -152,7 +152,7 @@ def test_an_answer_without_end_is_bounded_in_size_and_time(
     def impatient(*arguments: Any, **options: Any) -> http.Answer:
         return whole(*arguments, **{**options, "seconds": min(options["seconds"], 1.0)})
 
-    monkeypatch.setattr("mp_agent.inputs.prometheus.send", impatient)
+    monkeypatch.setattr("mp_agent.inputs.http.send", impatient)
     monkeypatch.setattr("mp_agent.doctor.fetch.send", impatient)
     with serving(send) as (_, port):
         result = called(command, f"http://127.0.0.1:{port}", tmp_path)

@@ -3,8 +3,8 @@
 import pytest
 
 from mp_agent.errors import SourceError
-from mp_agent.inputs import texts
-from mp_agent.inputs.texts import bounded_values, parse_json, parse_yaml_texts, printable
+from mp_agent.inputs import files
+from mp_agent.inputs.files import bounded_values, parse_json, parse_yaml_texts, printable
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_json_that_cannot_be_read_is_named_by_its_place(text, problem):
 
 
 def test_json_of_more_values_than_memory_holds_is_not_parsed(monkeypatch):
-    monkeypatch.setattr(texts, "VALUES_MAX", 1000)
+    monkeypatch.setattr(files, "VALUES_MAX", 1000)
     assert parse_json("[" + "1," * 900 + "1]")
     with pytest.raises(SourceError, match="holds 1001 values, more than 1000"):
         parse_json("[" + "{}," * 500 + "1]")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.lint.api import check_paths
-from mp_agent.lint.fix import apply_fixes
+from mp_agent.lint.command import apply_fixes
+from mp_agent.lint.runner import check_paths
 
 BEFORE = """\
 import torch   # kept

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mp_agent.lint.api import check_paths
+from mp_agent.lint.runner import check_paths
 
 STEP = """\
 import torch

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.lint.api import check_paths
 from mp_agent.lint.rules import RULES
+from mp_agent.lint.runner import check_paths
 from tests.agent.lint.planted_code import Planted, planted
 
 PLANTED = planted()

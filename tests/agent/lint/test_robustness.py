@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from mp_agent.cli import main
 from mp_agent.lint import analysis
-from mp_agent.lint.api import check_paths
+from mp_agent.lint.finding import Problem
 from mp_agent.lint.interpret.interpreter import trace_function
-from mp_agent.lint.interpret.modules import FunctionInfo
-from mp_agent.lint.interpret.project import Project
-from mp_agent.lint.interpret.trace import Trace
-from mp_agent.lint.rule import Problem
+from mp_agent.lint.interpret.modules import FunctionInfo, Project
+from mp_agent.lint.interpret.values import Trace
 from mp_agent.lint.rules import BY_CODE, RULES
+from mp_agent.lint.runner import check_paths
 from tests.agent.lint.planted_code import planted
 
 HALF = "import torch\n\n\ndef f(x):\n    return x.half().sum()\n"

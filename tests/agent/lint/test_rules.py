@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.lint.api import check_paths
 from mp_agent.lint.rules import RULES, Rule
+from mp_agent.lint.runner import check_paths
 
 BY_CODE = [pytest.param(rule, id=rule.code) for rule in RULES]
 

@@ -6,7 +6,7 @@ import pytest
 
 import mp_agent
 from mp_agent.errors import SettingError
-from mp_agent.lint.api import check_paths
+from mp_agent.lint.runner import check_paths
 
 SUM = "import torch\n\nx = torch.ones(3).half().sum(){}\ny = torch.ones(3).half().exp()\n"
 

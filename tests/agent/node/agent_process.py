@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mp_agent.ring import locations
 from mp_agent.ring.locations import AgentStatus
 from mp_agent.settings import Settings
-from mp_agent.settings.handover import handed_over
+from mp_agent.settings.load import handed_over
 from tests.waiting import wait_until
 
 StartAgent = Callable[..., "subprocess.Popen[bytes]"]

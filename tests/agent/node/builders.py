@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.accounting.accumulator import CounterStore
 from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.node.series.snapshot_builder import RunExport

@@ -1,6 +1,6 @@
 """What a run would export, in a form that tests can look things up in."""
 
-from mp_agent.catalog.snapshot import HistogramValue
+from mp_agent.catalog.metric import HistogramValue
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.run.run import Run
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder

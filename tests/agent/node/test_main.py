@@ -8,7 +8,7 @@ from mp_agent.node import main
 from mp_agent.node.__main__ import main as command
 from mp_agent.node.logs import log_to_file
 from mp_agent.settings import Settings
-from mp_agent.settings.handover import HANDOVER_VARIABLE, handed_over
+from mp_agent.settings.load import HANDOVER_VARIABLE, handed_over
 
 
 class StubAgent:

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mp_agent.doctor.check_result import CheckStatus
-from mp_agent.doctor.checks import endpoint, runs
-from mp_agent.doctor.machine import Machine
+from mp_agent.doctor.checks import export, runs
+from mp_agent.doctor.machine import CheckStatus, Machine
 from mp_agent.node.leftovers import clear_leftovers
 from mp_agent.ring import locations
 from mp_agent.ring.locations import AgentStatus
@@ -84,7 +83,7 @@ def test_between_jobs_an_agent_is_found_and_exports_its_own_account(
         assert (top.exit_code, "waits for jobs" in top.output) == (0, True)
 
         machine = Machine(Settings(**{**dict(settings), "dir": base, "port": status.port}))
-        for check in (runs.agents, runs.port, endpoint.health, endpoint.metrics):
+        for check in (runs.agents, runs.port, export.health, export.metrics):
             assert {found.verdict for found in check(machine)} == {CheckStatus.OK}, check
 
         with FakeRank(run_dir) as rank:

@@ -1,7 +1,7 @@
 import asyncio
 import time
 
-from mp_agent.node.services import Services
+from mp_agent.node.agent import Services
 
 
 class Clock:

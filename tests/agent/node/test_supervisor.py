@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mp_agent.node.endpoint import Endpoint
-from mp_agent.node.http.scrapers import ScrapeLog
-from mp_agent.node.supervisor import FIRST_RING_SECONDS, RunSupervisor
+from mp_agent.node.http.status import ScrapeLog
+from mp_agent.node.registry import FIRST_RING_SECONDS, RunSupervisor
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.settings import Settings

@@ -5,10 +5,9 @@ from typing import Any
 
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
 from mp_agent.node.accounting.progress import Progress
-from mp_agent.node.accounting.ranks.pace import Standstill
+from mp_agent.node.accounting.ranks import Standstill
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.conditions import ConditionMemory, StoredConditionEvent

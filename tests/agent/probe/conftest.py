@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.optimizers.lookup import live_objects
+from mp_agent.probe.optimizers import live_objects
 from mp_agent.probe.probe import Probe
 from mp_agent.records.steps import RankState
 from mp_agent.ring.reader import RingReader

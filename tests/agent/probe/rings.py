@@ -9,8 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from mp_agent.node.merge.coverage import AssumedShares
-from mp_agent.node.merge.layer_names import LayerNames
-from mp_agent.node.merge.node_layers import RankLayers
+from mp_agent.node.merge.node_layers import LayerNames, RankLayers
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.columns import GRADIENTS

@@ -4,7 +4,7 @@ from collections import deque
 
 import torch
 
-from mp_agent.probe.step.observed_step import ObservedStep
+from mp_agent.probe.step.open_step import ObservedStep
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_POSITIONS, STEP_COLUMN_NAMES
 from mp_agent.records.schema import Layer, Schema, Share, family_columns
 

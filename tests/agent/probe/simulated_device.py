@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.delivery import ring_memory, transfers
+from mp_agent.probe.delivery import transfers
 from mp_agent.probe.optimizers import measurement
-from mp_agent.probe.statistics.packed.statistics import PackedStatistics
+from mp_agent.probe.statistics.packed import PackedStatistics
 
 ASSERTED = "CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA"
 
@@ -154,7 +154,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     monkeypatch.setattr(
         accelerator, "register_host_memory", lambda memory, place: not device.refuses
     )
-    monkeypatch.setattr(ring_memory._Refusal, "seen", False)
+    monkeypatch.setattr(transfers._Refusal, "seen", False)
     monkeypatch.setattr(accelerator, "current_stream", lambda place: device.stream)
     monkeypatch.setattr(accelerator, "wait_for_stream", wait_for_stream)
     monkeypatch.setattr(accelerator, "start_timer", start_timer)

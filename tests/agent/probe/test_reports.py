@@ -2,7 +2,7 @@
 
 import logging
 
-from mp_agent.probe.reports import ProbeReports
+from mp_agent.probe.ring_connection import ProbeReports
 from mp_agent.ring.reader import RingReader
 
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from mp_agent.probe.isolation.guard import Guard
-from mp_agent.probe.reports import ProbeReports
-from mp_agent.probe.ring_connection import ConnectLater, RingConnection
+from mp_agent.probe.isolation import Guard
+from mp_agent.probe.ring_connection import ConnectLater, ProbeReports, RingConnection
 from mp_agent.probe.step.phases import PhaseMarks
 
 

@@ -3,7 +3,7 @@ from math import inf, isnan, nan
 import pytest
 
 from mp_agent.records.columns import STEP_COLUMN_NAMES
-from mp_agent.records.scalars import step_values
+from mp_agent.records.steps import step_values
 
 
 def values(scalars: dict[str, float]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from sys import float_info
 
 import pytest
 
-from mp_agent.records.slice_ratio import SLICES_AT_MOST, index_of, packed, ratio_of
+from mp_agent.records.tensor_collections import SLICES_AT_MOST, index_of, packed, ratio_of
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1.5, 12_345.678, 3e38, float_info.max])

@@ -6,7 +6,7 @@ import pytest
 
 from mp_agent.errors import ReportError
 from mp_agent.records.conditions import StoredConditionEvent
-from mp_agent.ring.conditions_file import (
+from mp_agent.ring.run_files import (
     BYTES_MAX,
     EVENTS_KEPT,
     ConditionNews,

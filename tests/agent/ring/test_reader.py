@@ -283,8 +283,8 @@ def test_an_identity_that_cannot_be_is_refused_by_name(path: Path, wrong: dict[s
 
 
 def test_an_identity_of_deeply_nested_brackets_is_refused(path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("mp_agent.ring.format.head.asdict", lambda identity: None)
-    monkeypatch.setattr("mp_agent.ring.format.head.json.dumps", lambda *_, **__: "[" * 1500)
+    monkeypatch.setattr("mp_agent.ring.format.schema.asdict", lambda identity: None)
+    monkeypatch.setattr("mp_agent.ring.format.schema.json.dumps", lambda *_, **__: "[" * 1500)
     RingWriter.create(path, identity()).close()
     monkeypatch.undo()
     with pytest.raises(RingError, match=r"rank0\.ring"):

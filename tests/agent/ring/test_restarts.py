@@ -1,6 +1,6 @@
 from itertools import pairwise
 
-from mp_agent.ring.restarts import HEALTHY_SECONDS, LONGEST_PAUSE_SECONDS, Restarts
+from mp_agent.ring.run_files import HEALTHY_SECONDS, LONGEST_PAUSE_SECONDS, Restarts
 
 
 def _starts(restarts: Restarts, begin: float, seconds: int) -> list[float]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.ring.root_note import RootNote, read_root_note, root_note_path, write_root_note
+from mp_agent.ring.run_files import RootNote, read_root_note, root_note_path, write_root_note
 
 NOTE = RootNote(asked_by_unix_ns=1, created_unix_ns=2, url="http://10.0.0.1:9464", token="secret")
 

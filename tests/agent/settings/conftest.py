@@ -1,7 +1,7 @@
 import pytest
 
 from mp_agent.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings
-from mp_agent.settings.handover import HANDOVER_VARIABLE
+from mp_agent.settings.load import HANDOVER_VARIABLE
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from mp_agent.errors import SettingError
 from mp_agent.settings import SECRETS, Settings, load_settings
-from mp_agent.settings.handover import HANDOVER_VARIABLE, handed_over, receive_settings
+from mp_agent.settings.load import HANDOVER_VARIABLE, handed_over, receive_settings
 
 GIVEN = Settings(
     port=1234,

@@ -1,8 +1,8 @@
 """Causes stand before their effects, in the order in which a page names alerts."""
 
-from mp_agent.alerting.alertmanager.cause_order import CAUSES_FIRST
+from mp_agent.alerting.alertmanager.configuration import CAUSES_FIRST
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
+from mp_agent.alerting.first_line import FOLLOWS_FROM
 
 
 def test_every_condition_is_named_once() -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.examples.example import Example
 from mp_agent.alerting.values import Values, values_in_force
 from tests.alerting.detector.replay import expected, replay, tracks_of
+from tests.alerting.examples.catalog import examples_of
+from tests.alerting.examples.example import Example
 from tests.alerting.promtool import ALL_EXAMPLES
 from tests.every import for_every
 
@@ -29,7 +30,7 @@ def test_the_detectors_find_what_the_rules_find(case: tuple[Condition | None, Ex
 @pytest.mark.slow
 @for_every(CONDITIONS, lambda condition: condition.name)
 def test_so_they_do_with_minutes_turned_to_seconds(condition: Condition):
-    for example in (condition.firing[0], condition.quiet[0]):
+    for example in (examples_of(condition).firing[0], examples_of(condition).quiet[0]):
         judge(condition, example, values_in_force(time_scale=1 / 60))
 
 

@@ -10,10 +10,16 @@ from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.detector import detector as module
 from mp_agent.alerting.detector.detector import Detector
 from mp_agent.alerting.durations import Duration, duration
-from mp_agent.alerting.examples.example import Example
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.expressions.predicates import Compare, Predicate, all_of
-from mp_agent.alerting.expressions.signals import Count, Number, Series, Signal
+from mp_agent.alerting.expressions.terms import (
+    Compare,
+    Count,
+    Number,
+    Predicate,
+    Series,
+    Signal,
+    all_of,
+)
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import values_in_force
 
@@ -41,9 +47,8 @@ def condition_of(
         remedies=("Stop.",),
         why="It helps.",
         levels=(level,),
-        firing=(Example(title="bad", minutes=3, fires={severity: "It is bad."}),),
-        quiet=(Example(title="good", minutes=3),),
-    )  # fmt: skip
+        quiet=("good",),
+    )
 
 
 def changes(detector: Detector, losses: dict[float, float]) -> dict[float, list[bool]]:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mp_agent.alerting.detector.history import History
-from mp_agent.alerting.detector.windows import RANGE_FUNCTIONS, Window
+from mp_agent.alerting.detector.history import RANGE_FUNCTIONS, History, Window
 
 PERIOD = 5.0
 

@@ -10,30 +10,34 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from mp_agent.alerting.detector.history import RANGE_FUNCTIONS
 from mp_agent.alerting.detector.interpret import Interpreter, uninterpreted
 from mp_agent.alerting.detector.readings import Key, Readings
 from mp_agent.alerting.detector.vectors import Moment
-from mp_agent.alerting.detector.windows import RANGE_FUNCTIONS
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.examples.example import Value
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.expressions.nodes import Expression
-from mp_agent.alerting.expressions.predicates import Compare, Seen, all_of, any_of, unless
 from mp_agent.alerting.expressions.promql import promql
-from mp_agent.alerting.expressions.signals import (
+from mp_agent.alerting.expressions.terms import (
     Arithmetic,
+    Compare,
     Count,
     Either,
+    Expression,
     Function,
     Length,
     Number,
     Recorded,
+    Seen,
     Series,
     Where,
+    all_of,
+    any_of,
     limit,
+    unless,
 )
 from mp_agent.alerting.values import values_in_force
 from mp_agent.errors import CatalogError
+from tests.alerting.examples.example import Value
 from tests.alerting.promtool import assert_passes
 
 MINUTES = 40

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mp_agent.alerting.conditions import CONDITIONS, GROUPS
-from mp_agent.alerting.examples.example import RUN, TARGET, Example, Track
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.expressions.signals import limit
+from mp_agent.alerting.expressions.terms import limit
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
 from tests.alerting.detector.replay import Alert, Tracks, replay, tracks_of
+from tests.alerting.examples.example import RUN, TARGET, Example, Track
 from tests.alerting.promtool import assert_passes, notation
 
 MINUTES = 60

@@ -1,8 +1,8 @@
 import pytest
 
-from mp_agent.alerting.examples.example import Example, Track, flat, halving, ramp
 from mp_agent.alerting.expressions import metrics
 from mp_agent.errors import CatalogError
+from tests.alerting.examples.example import Example, Track, flat, halving, ramp
 
 
 def test_the_last_sample_goes_on_to_the_end() -> None:

@@ -5,28 +5,27 @@ import pytest
 
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.expressions.nodes import Expression, walk
-from mp_agent.alerting.expressions.predicates import (
-    Compare,
-    Gone,
-    Predicate,
-    Seen,
-    Silent,
-    all_of,
-    any_of,
-    unless,
-)
 from mp_agent.alerting.expressions.promql import number_text, promql, quoted
-from mp_agent.alerting.expressions.signals import (
+from mp_agent.alerting.expressions.terms import (
+    Compare,
     Count,
     Either,
+    Expression,
+    Gone,
     Length,
     Number,
+    Predicate,
     Recorded,
+    Seen,
     Series,
     Signal,
+    Silent,
     Where,
+    all_of,
+    any_of,
     limit,
+    unless,
+    walk,
 )
 from mp_agent.alerting.values import values_in_force
 from mp_agent.errors import CatalogError

@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.conditions.loss.loss_nonfinite import LOSS_NONFINITE
+from mp_agent.alerting.conditions.nonfinite import LOSS_NONFINITE
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
-from mp_agent.alerting.first_line.triage import ROLL_BACK, Triage, headline
+from mp_agent.alerting.first_line import FOLLOWS_FROM, ROLL_BACK, Triage, headline
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import values_in_force
+from tests.alerting.examples.catalog import examples_of
 from tests.alerting.promtool import render_tests, unit_test
 
 _CRITICAL = [
@@ -107,7 +107,7 @@ def test_prometheus_expands_the_same_line_with_damage_and_cause(
 ) -> None:
     values = values_in_force()
     (tmp_path / RULES_FILE).write_text(render_rules(values, groups={"one": (LOSS_NONFINITE,)}))
-    examples = ((LOSS_NONFINITE, (LOSS_NONFINITE.firing[0],)),)
+    examples = ((LOSS_NONFINITE, (examples_of(LOSS_NONFINITE).firing[0],)),)
     document = yaml.safe_load(render_tests(values, RULES_FILE, examples=examples, heading="x"))
     (test,) = document["tests"]
     began = {

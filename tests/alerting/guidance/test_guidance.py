@@ -10,10 +10,11 @@ import yaml
 
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.guidance import GUIDANCE
-from mp_agent.alerting.guidance.record import RUN_MARK, Guidance, Panel
+from mp_agent.alerting.guidance.panels import RUN_MARK, Guidance, Panel
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.errors import CatalogError
+from tests.alerting.examples.catalog import examples_of
 from tests.alerting.promtool import assert_passes, render_tests
 from tools.servers.running import prometheus
 
@@ -64,7 +65,7 @@ def test_a_query_finds_the_series_of_a_run_that_has_the_condition(
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """On the first firing example of each condition, at the moment at which it fires."""
-    examples = tuple((condition, (condition.firing[0],)) for condition in CONDITIONS)
+    examples = tuple((condition, (examples_of(condition).firing[0],)) for condition in CONDITIONS)
     document = yaml.safe_load(
         render_tests(values_in_force(), "rules.yaml", examples=examples, heading="x")
     )

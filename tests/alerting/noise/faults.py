@@ -6,8 +6,8 @@ from math import exp
 from random import Random
 
 from mp_agent.lint.rules.scaling import CLIP_WITHOUT_UNSCALE
-from mp_agent.records.slice_ratio import packed
 from mp_agent.records.steps import EndReason, Phase
+from mp_agent.records.tensor_collections import packed
 from tests.alerting.noise.events import (
     LAYERS,
     Count,

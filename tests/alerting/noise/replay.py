@@ -19,14 +19,14 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from mp_agent.catalog.snapshot import HistogramValue, Snapshot
+from mp_agent.catalog.metric import HistogramValue, Snapshot
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.lint.script import check_script
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.run.run import Run
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
-from mp_agent.probe.delivery.own_shares import OwnShares
-from mp_agent.probe.logprobs.comparison import LogprobComparison
+from mp_agent.probe.delivery.other_families import OwnShares
+from mp_agent.probe.instruments.logprobs import LogprobComparison
 from mp_agent.records.columns import (
     ACTIVATIONS,
     ATTENTION,
@@ -43,8 +43,8 @@ from mp_agent.records.columns import (
     TENSORS,
 )
 from mp_agent.records.schema import Layer, Schema, Share, family_columns
-from mp_agent.records.slice_ratio import packed
 from mp_agent.records.steps import FloatArray, Phase, StepRecord
+from mp_agent.records.tensor_collections import packed
 from mp_agent.records.views import ScriptFindings
 from mp_agent.ring import locations
 from mp_agent.ring.writer import RingWriter

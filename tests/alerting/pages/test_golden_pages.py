@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from mp_agent.alerting.alertmanager.cause_order import CAUSES_FIRST
+from mp_agent.alerting.alertmanager.configuration import CAUSES_FIRST
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
-from mp_agent.alerting.first_line.triage import headline
+from mp_agent.alerting.first_line import FOLLOWS_FROM, headline
 from mp_agent.alerting.severity import Severity
 from tests.alerting.pages.delivery import deliver
 from tests.alerting.pages.faults import NAMES, Fired

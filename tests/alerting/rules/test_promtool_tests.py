@@ -11,13 +11,14 @@ import yaml
 
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import GROUPS
-from mp_agent.alerting.conditions.gradients.gradient_explosion import GRADIENT_EXPLOSION
-from mp_agent.alerting.conditions.gradients.nonfinite_update import NONFINITE_UPDATE
-from mp_agent.alerting.conditions.run.run_failed import RUN_FAILED
-from mp_agent.alerting.examples.example import Value
+from mp_agent.alerting.conditions.gradient_size import GRADIENT_EXPLOSION
+from mp_agent.alerting.conditions.nonfinite import NONFINITE_UPDATE
+from mp_agent.alerting.conditions.run import RUN_FAILED
 from mp_agent.alerting.expressions.promql import quoted
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.values import Values, values_in_force
+from tests.alerting.examples.catalog import examples_of
+from tests.alerting.examples.example import Value
 from tests.alerting.promtool import (
     ALL_EXAMPLES,
     Examples,
@@ -39,7 +40,7 @@ def _check(promtool: Path, values: Values, directory: Path, examples: Examples) 
 
 
 def _all_of(condition: Condition) -> Examples:
-    return [(condition, (*condition.firing, *condition.quiet))]
+    return [(condition, examples_of(condition).all)]
 
 
 def _check_rules(promtool: Path, rules: Path) -> None:
@@ -67,7 +68,8 @@ def test_every_example_fires_what_it_says_and_nothing_else(
 def test_so_it_does_with_minutes_turned_to_seconds(
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    some = [(group[0], (group[0].firing[0], group[0].quiet[0])) for group in GROUPS.values()]
+    of_groups = [(group[0], examples_of(group[0])) for group in GROUPS.values()]
+    some = [(first, (found.firing[0], found.quiet[0])) for first, found in of_groups]
     _check(server("promtool"), values_in_force(time_scale=1 / 60), tmp_path, some)
 
 
@@ -76,14 +78,15 @@ def test_so_it_does_with_other_thresholds_for_the_gradient_norm(
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:
     values = values_in_force({"grad_norm_high": 50, "grad_norm_extreme": 700})
-    some = [(GRADIENT_EXPLOSION, GRADIENT_EXPLOSION.firing[:3])]
+    some = [(GRADIENT_EXPLOSION, examples_of(GRADIENT_EXPLOSION).firing[:3])]
     _check(server("promtool"), values, tmp_path, some)
 
 
 @pytest.mark.slow
 def test_a_run_may_have_any_name(server: Callable[[str], Path], tmp_path: Path) -> None:
     name = 'base line "7B" \\d+ {{x}} .*|$' + 120 * "x"
-    some = [(condition, condition.firing[:1]) for condition in (RUN_FAILED, NONFINITE_UPDATE)]
+    conditions = (RUN_FAILED, NONFINITE_UPDATE)
+    some = [(each, examples_of(each).firing[:1]) for each in conditions]
     text = render_tests(values_in_force(), RULES_FILE, examples=some, heading="of a test")
     renamed = _renamed(yaml.safe_load(text), name)
     (tmp_path / RULES_FILE).write_text(render_rules(values_in_force()))

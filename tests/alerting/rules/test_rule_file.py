@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.first_line.causes import FOLLOWS_FROM
+from mp_agent.alerting.first_line import FOLLOWS_FROM
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules, rendered_files
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import MarkedValues, values_in_force

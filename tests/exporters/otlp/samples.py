@@ -3,10 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from mp_agent.catalog.metric import Kind, Metric
+from mp_agent.catalog.metric import Family, HistogramValue, Kind, Metric, Sample, Snapshot
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
-from mp_agent.catalog.snapshot import Family, HistogramValue, Sample, Snapshot
-from mp_agent.exporters.otlp.signal_sources import MetricBatch
+from mp_agent.exporters.otlp.signal_pusher import MetricBatch
 from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 
 NOW = 1_800_000_000.0

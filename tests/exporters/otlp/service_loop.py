@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mp_agent.catalog.snapshot import Snapshot
+from mp_agent.catalog.metric import Snapshot
 from mp_agent.exporters.otlp.environment import read_environment
 from mp_agent.exporters.otlp.service import OtlpService
 from mp_agent.records.views import ExportAccount

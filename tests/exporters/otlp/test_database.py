@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mp_agent.catalog.snapshot import Snapshot
+from mp_agent.catalog.metric import Snapshot
 from tests.exporters.otlp.samples import everything, snapshot
 from tests.exporters.otlp.service_loop import started
 from tests.exporters.otlp.test_parity import scraped

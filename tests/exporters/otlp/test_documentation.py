@@ -9,8 +9,8 @@ import yaml
 from opentelemetry.sdk import environment_variables
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.exporters.otlp import environment, service, signal_sources
-from mp_agent.exporters.otlp.conversion import metrics_data, resource
+from mp_agent.exporters.otlp import environment, service, signal_pusher
+from mp_agent.exporters.otlp.conversion import events
 from mp_agent.settings import Settings
 
 TEXT = (Path(__file__).parents[3] / "docs" / "otlp.md").read_text(encoding="utf-8")
@@ -65,7 +65,7 @@ def test_the_exporters_keep_names_as_the_rules_know_them():
 
 def test_the_pod_gives_itself_what_the_resource_looks_for():
     given = {variable["name"] for variable in block("env")["env"]}
-    looked_for = {name for names in resource._POD_VARIABLES.values() for name in names}
+    looked_for = {name for names in events._POD_VARIABLES.values() for name in names}
     assert {"POD_NAME", "POD_UID", "NODE_NAME"} <= given & looked_for
 
 
@@ -82,9 +82,9 @@ def test_defaults_and_bounds_are_those_of_the_code():
     assert f"| `{environment.DEFAULT_TIMEOUT_SECONDS:.0f}` |" in TEXT
     exit_wait = Settings.model_fields["otlp_exit_wait_seconds"].default
     assert f"`otlp_exit_wait_seconds` ({exit_wait:.0f})" in TEXT
-    assert f"{metrics_data.POINTS_MAX} points" in TEXT
+    assert f"{events.POINTS_MAX} points" in TEXT
     assert service.RETRY_AFTER_SECONDS_MAX == 300.0
-    assert signal_sources.EVENT_KEPT_SECONDS == 3600.0
+    assert signal_pusher.EVENT_KEPT_SECONDS == 3600.0
     assert "otlp_span_events" in Settings.model_fields
 
 

@@ -7,10 +7,9 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from opentelemetry.sdk.resources import Resource
 from prometheus_client.parser import text_string_to_metric_families
 
-from mp_agent.catalog.metric import Kind
+from mp_agent.catalog.metric import Kind, Snapshot
 from mp_agent.catalog.metrics import METRICS
-from mp_agent.catalog.snapshot import Snapshot
-from mp_agent.exporters.otlp.signal_sources import MetricSource
+from mp_agent.exporters.otlp.signal_pusher import MetricSource
 from mp_agent.exporters.prometheus import render
 from tests.every import for_every
 from tests.exporters.otlp.samples import batch_of, everything

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from mp_agent.exporters.otlp.conversion.resource import instance_id
-from mp_agent.exporters.otlp.transport.redaction import LOGGERS
+from mp_agent.exporters.otlp.conversion.events import instance_id
+from mp_agent.exporters.otlp.environment import LOGGERS
 from tests.exporters.otlp.conversion.test_metrics_data import many_layers
 from tests.exporters.otlp.samples import (
     BORN_UNIX_NS,

@@ -4,7 +4,7 @@ import time
 
 from opentelemetry.sdk.resources import Resource
 
-from mp_agent.exporters.otlp.signal_sources import EventSource
+from mp_agent.exporters.otlp.signal_pusher import EventSource
 from tests.exporters.otlp.samples import event
 
 

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from mp_agent.exporters.status_page.history import STEPS_KEPT, StepHistory
-from mp_agent.exporters.status_page.report import FORMAT, LAYERS_AT_MOST, snapshot_report, verdict
+from mp_agent.exporters.status_page.report import (
+    FORMAT,
+    LAYERS_AT_MOST,
+    STEPS_KEPT,
+    StepHistory,
+    snapshot_report,
+    verdict,
+)
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.steps import EndReason
 from mp_agent.records.views import FirstNonfinite, TrackerLink

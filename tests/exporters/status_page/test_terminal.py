@@ -9,10 +9,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from mp_agent.catalog.thresholds import DEFAULTS
-from mp_agent.exporters.status_page.curves import Curves
-from mp_agent.exporters.status_page.history import StepHistory
-from mp_agent.exporters.status_page.report import snapshot_report
-from mp_agent.exporters.status_page.terminal import run_panel
+from mp_agent.exporters.status_page.report import StepHistory, snapshot_report
+from mp_agent.exporters.status_page.terminal import Curves, run_panel
 from mp_agent.records.views import FirstNonfinite
 from tests.agent.node.builders import merged_step
 from tests.exporters.status_page.test_report import CONDITION, TRACKER, broken, with_view

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.exporters.trackers.links import (
+from mp_agent.exporters.trackers.client import (
     NAME_MAX,
     URL_MAX,
     file_url,

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from mp_agent.exporters.trackers.client import TrackedRun
-from mp_agent.exporters.trackers.known import go_direct_to_this_machine
-from mp_agent.exporters.trackers.sender import WAITING_MAX, Entry, TrackerSender
+from mp_agent.exporters.trackers.sender import (
+    WAITING_MAX,
+    Entry,
+    TrackerSender,
+    go_direct_to_this_machine,
+)
 from mp_agent.records.views import TrackerLink
 from tests import waiting
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from mp_agent.catalog.snapshot import Snapshot
+from mp_agent.catalog.metric import Snapshot
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.exporters.trackers.values import values_by_run
+from mp_agent.exporters.trackers.client import values_by_run
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from tests.exporters.status_page.test_report import broken
 

@@ -3,20 +3,15 @@
 from collections.abc import Callable, Iterator
 
 from mp_agent.flight.postmortem.case import Case
-from mp_agent.flight.postmortem.causes.batches import unusual_batch
-from mp_agent.flight.postmortem.causes.ends import ends
-from mp_agent.flight.postmortem.causes.explosion import explosion
-from mp_agent.flight.postmortem.causes.hardware import (
+from mp_agent.flight.postmortem.causes.divergence import diverging_loss, explosion, learning_rate
+from mp_agent.flight.postmortem.causes.ends import ends, untrained, unusual_batch
+from mp_agent.flight.postmortem.causes.nonfinite import (
     gpu_errors,
     never_reduced,
+    nonfinite,
     replica_divergence,
 )
-from mp_agent.flight.postmortem.causes.learning_rate import learning_rate
-from mp_agent.flight.postmortem.causes.loss import diverging_loss
-from mp_agent.flight.postmortem.causes.loss_scale import loss_scale
-from mp_agent.flight.postmortem.causes.nonfinite import nonfinite
-from mp_agent.flight.postmortem.causes.small_gradients import underflow, vanishing
-from mp_agent.flight.postmortem.causes.untrained import untrained
+from mp_agent.flight.postmortem.causes.small_gradients import loss_scale, underflow, vanishing
 from mp_agent.flight.postmortem.diagnosis import Diagnosis
 
 DETECTORS: tuple[Callable[[Case], Iterator[Diagnosis]], ...] = (

@@ -4,15 +4,20 @@ Local rank 0 starts `compile` at attach, in a process of its own. A rank that co
 plan meanwhile waits for the lock, and finds the kernels in the cache; without that process it
 compiles them itself. Nothing is compiled later: the kernels are made for no particular alignment
 or size, and every variant has been launched once.
+
+`python -m mp_agent.probe.statistics.fused.build`: compiles the kernels for this node's GPUs.
+Started at attach, while the training starts. Makes no CUDA context, so it takes no memory of
+a GPU; the ranks load what they find in the cache.
 """
 
+import argparse
 import fcntl
 import logging
 import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
@@ -138,3 +143,26 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile the kernels and return the exit code: 0 also where there is no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--distribution", action="store_true")
+    options = parser.parse_args(arguments)
+    if options.ready_fd is not None:
+        os.close(options.ready_fd)
+    if not torch.cuda.is_available():
+        return 0
+    wanted = (
+        [GRADIENT_KERNELS, DISTRIBUTION_KERNELS] if options.distribution else [GRADIENT_KERNELS]
+    )
+    with node_cache():
+        for kernels in wanted:
+            import_module(kernels.module).compile_all()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

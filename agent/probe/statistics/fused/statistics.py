@@ -8,10 +8,16 @@ from typing import NamedTuple
 import torch
 
 from mp_agent.probe.statistics.distribution import distribution_rows
-from mp_agent.probe.statistics.fused.chunks import CHUNK_ELEMENTS, FormsByGroup, TensorForm
-from mp_agent.probe.statistics.fused.distribution.rows import DistributionRows
-from mp_agent.probe.statistics.fused.tables import DeviceTables, KeptTables, scalar_on
-from mp_agent.probe.statistics.packed.statistics import PackedStatistics
+from mp_agent.probe.statistics.fused.chunks import (
+    CHUNK_ELEMENTS,
+    DeviceTables,
+    DistributionRows,
+    FormsByGroup,
+    KeptTables,
+    TensorForm,
+    scalar_on,
+)
+from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.probe.statistics.pieces import stored_values
 from mp_agent.probe.statistics.table import wanted_columns
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES

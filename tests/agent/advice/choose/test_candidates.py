@@ -2,8 +2,8 @@
 
 import pytest
 
-from mp_agent.advice.choose.candidates import candidates_for, ruled_out
-from mp_agent.advice.environment import Hardware, formats_of_cpu, gpu_of_capability
+from mp_agent.advice.choose import candidates_for, ruled_out
+from mp_agent.advice.plan import Hardware, formats_of_cpu, gpu_of_capability
 
 
 def usable(goal, hardware):

@@ -2,13 +2,13 @@
 
 import pytest
 
-from mp_agent.advice.choose.estimates import (
+from mp_agent.advice.choose import (
     eligible_ratio,
     kept_ratio,
     speed_estimate,
     training_memory,
 )
-from mp_agent.advice.environment import Hardware, formats_of_cpu, gpu_of_capability
+from mp_agent.advice.plan import Hardware, formats_of_cpu, gpu_of_capability
 from mp_agent.advice.report.model import MatrixProduct
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mp_agent.advice.choose.optimizer import adam_epsilon, clip_norm, rounded_up
-from mp_agent.advice.measure.exponents import count_exponents
+from mp_agent.advice.choose import adam_epsilon, clip_norm, rounded_up
+from mp_agent.advice.measure.steps import count_exponents
 
 
 def test_ordinary_gradients_keep_the_default_epsilon():

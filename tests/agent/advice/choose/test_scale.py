@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mp_agent.advice.choose.scale import HEADROOM, LARGEST, initial_scale
-from mp_agent.advice.measure.exponents import count_exponents
+from mp_agent.advice.choose import HEADROOM, LARGEST, initial_scale
+from mp_agent.advice.measure.steps import count_exponents
 
 
 @pytest.mark.parametrize("largest", [3e-9, 1e-4, 0.11, 1.0, 700.0, 40_000.0])

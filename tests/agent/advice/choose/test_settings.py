@@ -2,7 +2,7 @@
 
 import pytest
 
-from mp_agent.advice.choose.settings import settings_for
+from mp_agent.advice.choose import settings_for
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.settings.load import load_settings
 

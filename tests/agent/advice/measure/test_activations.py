@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from mp_agent.advice.measure.activations import measure_saved
+from mp_agent.advice.measure.steps import measure_saved
 from mp_agent.advice.plan import PrecisionPlan
-from mp_agent.advice.training.workload import workload_of
+from mp_agent.advice.training import workload_of
 
 
 def plan_of(precision):

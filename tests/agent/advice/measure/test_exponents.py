@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mp_agent.advice.measure.exponents import count_exponents
+from mp_agent.advice.measure.steps import count_exponents
 
 
 @pytest.mark.parametrize("power", [-8, 0, 5, 16])

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from mp_agent.advice.measure.exponents import count_exponents
-from mp_agent.advice.measure.gradients import GradientMeasurement
-from mp_agent.advice.training.workload import workload_of
+from mp_agent.advice.measure.steps import GradientMeasurement, count_exponents
+from mp_agent.advice.training import workload_of
 from mp_agent.errors import AdviceError
 from tests.agent.advice.models import odd_network
 

@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
-from mp_agent.advice.choose.estimates import odd_modules
+from mp_agent.advice.choose import odd_modules
 from mp_agent.advice.measure.products import measure_products
-from mp_agent.advice.training.workload import workload_of
+from mp_agent.advice.training import workload_of
 from tests.agent.advice.models import odd_network
 
 

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from mp_agent.advice.plan import PRECISIONS, PrecisionPlan
-from mp_agent.advice.report.code import code_of
-from mp_agent.advice.training.planned import PlannedTraining
-from mp_agent.advice.training.workload import workload_of
+from mp_agent.advice.report.model import code_of
+from mp_agent.advice.training import PlannedTraining, workload_of
 from tests.agent.advice.models import odd_network
 
 PLANS = [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mp_agent.backtest.log.pace import pace_of
+from mp_agent.backtest.log.steps import pace_of
 from mp_agent.backtest.log.training_log import Point
 from tests.agent.backtest.builders import healthy_points, log_of
 

@@ -4,8 +4,7 @@ from math import inf, isnan
 
 import pytest
 
-from mp_agent.backtest.log.columns import choose_columns, number
-from mp_agent.backtest.log.rows import Problems, numbered, points_of_rows
+from mp_agent.backtest.log.rows import Problems, choose_columns, number, numbered, points_of_rows
 from mp_agent.errors import LogError, NothingToJudge
 
 

@@ -15,7 +15,7 @@ from mp_agent.errors import LogError
 from mp_agent.flight.record.archive import write_archive
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.records.columns import FP8, GRADIENTS, OPTIMIZER
-from mp_agent.records.columns.family import ColumnFamily
+from mp_agent.records.columns.column import ColumnFamily
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import family_columns
 from tests.agent.flight.builders import make_log, make_node_record, make_segment

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mp_agent.backtest.readers import mlflow
-from mp_agent.backtest.readers.encoding.crc32c import masked_crc32c
+from mp_agent.backtest.readers.tensorboard import masked_crc32c
 from mp_agent.cli import main
 
 GOOD = "step,loss,grad_norm\n" + "".join(f"{step},{2 - step / 100},1.0\n" for step in range(20))

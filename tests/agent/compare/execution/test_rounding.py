@@ -5,7 +5,7 @@ from math import inf, isnan, nan
 import pytest
 import torch
 
-from mp_agent.compare.execution.rounding import RoundedOperands, rounded
+from mp_agent.compare.execution.precision import RoundedOperands, rounded
 from mp_agent.compare.formats import FP8_E4M3, FP8_E5M2, TF32
 from tests.agent.compare.formats_reference import nearest
 

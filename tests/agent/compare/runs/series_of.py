@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from mp_agent.compare.runs.series import RunSeries, RunStep
+from mp_agent.compare.runs.divergence import RunSeries, RunStep
 
 
 def run_of(

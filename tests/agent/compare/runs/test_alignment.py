@@ -4,9 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from mp_agent.compare.runs.alignment import aligned, interval_steps
-from mp_agent.compare.runs.divergence import compare_series
-from mp_agent.compare.runs.series import RunSeries, RunStep
+from mp_agent.compare.runs.divergence import (
+    RunSeries,
+    RunStep,
+    aligned,
+    compare_series,
+    interval_steps,
+)
 from tests.agent.compare.runs.series_of import run_of
 
 

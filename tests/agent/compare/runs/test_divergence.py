@@ -11,7 +11,7 @@ from mp_agent.compare.runs.divergence import (
     limit_of,
     relative_difference,
 )
-from mp_agent.compare.runs.text import verdict
+from mp_agent.compare.runs.terminal import verdict
 from mp_agent.errors import CompareError
 from tests.agent.compare.runs.series_of import run_of
 

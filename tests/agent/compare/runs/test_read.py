@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from mp_agent.cli import main
-from mp_agent.compare.runs.read import read_run, series_of_columns
-from mp_agent.compare.runs.series import series_of_history
+from mp_agent.compare.runs.command import read_run, series_of_columns
+from mp_agent.compare.runs.divergence import series_of_history
 from mp_agent.errors import CompareError, FlightError
-from mp_agent.flight.postmortem.history import RunHistory
+from mp_agent.flight.postmortem.diagnosis import RunHistory
 from mp_agent.settings import Settings
 from tests.agent.flight.builders import calm, layers, make_log, make_node_record, make_segment
 from tests.agent.flight.builders import overflow as skipped_step

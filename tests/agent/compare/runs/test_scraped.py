@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from mp_agent.backtest.log.training_log import ReadOptions
 from mp_agent.cli import main
-from mp_agent.compare.runs.scraped import read_scraped_run
+from mp_agent.compare.runs.command import read_scraped_run
 from mp_agent.errors import CompareError
 from tools.synthetic_store import prometheus_over
 

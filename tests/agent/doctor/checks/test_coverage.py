@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from mp_agent.doctor.check_result import CheckStatus
-from mp_agent.doctor.machine import Machine
-from mp_agent.ring.root_note import RootNote, write_root_note
+from mp_agent.doctor.machine import CheckStatus, Machine
+from mp_agent.ring.run_files import RootNote, write_root_note
 from mp_agent.settings import Settings
 from tests.agent.doctor.conftest import found, only, verdicts
 from tests.agent.node.agent_process import StartAgent, scrape, wait_for_status

@@ -7,9 +7,8 @@ import trustme
 from pydantic import SecretStr
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, Kind
-from mp_agent.doctor.check_result import CheckStatus
-from mp_agent.doctor.checks.endpoint import LOSSES
-from mp_agent.doctor.machine import Machine
+from mp_agent.doctor.checks.export import LOSSES
+from mp_agent.doctor.machine import CheckStatus, Machine
 from mp_agent.settings import Settings
 from tests.agent.doctor.conftest import answering, found, only, verdicts
 from tests.agent.node.agent_process import StartAgent

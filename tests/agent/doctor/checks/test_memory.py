@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mp_agent.doctor.check_result import CheckStatus
-from mp_agent.doctor.machine import Machine
+from mp_agent.doctor.machine import CheckStatus, Machine
 from mp_agent.settings import Settings
 from tests.agent.doctor.conftest import found, only, verdicts
 from tests.agent.node.conftest import StartRank
@@ -86,7 +85,7 @@ def test_a_directory_that_cannot_be_written_is_told(
 def test_a_directory_on_a_disk_is_told(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = in_memory / "mounts"
     mounts.write_text(f"shm /dev/shm tmpfs rw 0 0\n/dev/sda1 {in_memory} ext4 rw 0 0\n")
-    monkeypatch.setattr("mp_agent.doctor.checks.memory._MOUNTS", mounts)
+    monkeypatch.setattr("mp_agent.doctor.checks.runs._MOUNTS", mounts)
     assert "ext4" in texts(at(in_memory), CheckStatus.WRONG)
     assert verdicts("shared-memory", at(in_memory.parent)) & {CheckStatus.OK}
 

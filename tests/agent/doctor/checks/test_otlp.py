@@ -7,8 +7,7 @@ from threading import Thread
 
 import pytest
 
-from mp_agent.doctor.check_result import CheckStatus
-from mp_agent.doctor.machine import Machine
+from mp_agent.doctor.machine import CheckStatus, Machine
 from mp_agent.settings import Settings
 from tests.agent.doctor.conftest import found, only, verdicts
 

@@ -10,9 +10,8 @@ from click.testing import CliRunner
 
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.cli import main
-from mp_agent.doctor.check_result import CheckStatus
 from mp_agent.doctor.checks import PROMETHEUS_CHECKS
-from mp_agent.doctor.machine import Machine
+from mp_agent.doctor.machine import CheckStatus, Machine
 from mp_agent.settings import Settings
 from tests.agent.doctor.conftest import answering, found, only, verdicts
 from tests.waiting import wait_until

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.doctor.check_result import CheckStatus
-from mp_agent.doctor.machine import Machine
+from mp_agent.doctor.machine import CheckStatus, Machine
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
 from tests.agent.doctor.conftest import found, only, verdicts

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from mp_agent.doctor.check_result import CheckStatus
-from mp_agent.doctor.machine import Machine, settings_and_ignored
+from mp_agent.doctor.machine import CheckStatus, Machine, settings_and_ignored
 from mp_agent.settings import Settings
 from tests.agent.doctor.conftest import found, only, verdicts
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mp_agent.flight.record.gpu_errors import GpuError
+from mp_agent.flight.record.evidence import GpuError
 from mp_agent.records.merged import Comparison
 from mp_agent.records.steps import EndReason, Phase
 from tests.agent.flight.builders import calm, findings_of, make_log

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from mp_agent.cli import main
 from mp_agent.errors import FlightError
-from mp_agent.flight.record import bounds
+from mp_agent.flight.record import manifest
 from mp_agent.flight.record.archive import read_archive, write_archive
 from tests.agent.flight.builders import make_log, make_node_record, make_segment
 
@@ -134,7 +134,7 @@ def test_times_that_no_calendar_has_are_refused(path: Path) -> None:
 def test_one_array_that_is_referred_to_again_and_again_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "ROWS_MAX", 1000)
+    monkeypatch.setattr(manifest, "ROWS_MAX", 1000)
 
     def repeat(manifest: dict[str, Any]) -> None:
         manifest["ranks"][0]["segments"] *= 400

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mp_agent.errors import FlightError
-from mp_agent.flight.record.gpu_errors import GpuError, read_gpu_errors
+from mp_agent.flight.record.evidence import GpuError, read_gpu_errors
 
 _DMESG = """\
 2026-02-21T13:45:02,123456+00:00 NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off the bus.

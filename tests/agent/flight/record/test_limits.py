@@ -12,12 +12,11 @@ from mp_agent.alerting.durations import DURATIONS
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.errors import SettingError
-from mp_agent.flight.postmortem.causes.learning_rate import _WARM_UP_STEPS
+from mp_agent.flight.postmortem.causes.divergence import _WARM_UP_STEPS
 from mp_agent.flight.postmortem.causes.small_gradients import _LEVELS
 from mp_agent.flight.postmortem.diagnosis import Causes
-from mp_agent.flight.record.evidence import gather
-from mp_agent.flight.record.limits import recorded_values, with_assignments
-from mp_agent.node.accounting.training import learning
+from mp_agent.flight.record.evidence import gather, recorded_values, with_assignments
+from mp_agent.node.accounting import learning
 from mp_agent.node.flight.job import make_record
 from mp_agent.records.steps import EndReason, Phase
 from mp_agent.settings import Settings

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mp_agent.errors import FlightError
-from mp_agent.flight.record.evidence import one_attempt
-from mp_agent.flight.record.load import load
+from mp_agent.flight.record.evidence import load, one_attempt
 from mp_agent.flight.record.store import record_name, write_record
 from mp_agent.records.steps import EndReason
 from tests.agent.flight.builders import make_log, make_node_record, make_segment, renamed

@@ -9,8 +9,7 @@ import pytest
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.columns import ACTIVATIONS, GRADIENTS

@@ -3,8 +3,8 @@ import logging
 import pytest
 
 from mp_agent.catalog.metric import Kind, Metric, Scope
-from mp_agent.node.accounting import counters
-from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.accounting import accumulator
+from mp_agent.node.accounting.accumulator import CounterStore
 
 STEPS = Metric(
     name="mp_agent.x.steps",
@@ -30,7 +30,7 @@ def only(monkeypatch):
     """Put metrics in place of the catalog's."""
 
     def replace(*metrics: Metric) -> None:
-        monkeypatch.setitem(counters.COUNTED, Scope.RUN, metrics)
+        monkeypatch.setitem(accumulator.COUNTED, Scope.RUN, metrics)
 
     return replace
 

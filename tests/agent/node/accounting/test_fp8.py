@@ -3,7 +3,7 @@
 import pytest
 
 from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.accounting.fp8 import NAMED_AT_MOST
+from mp_agent.node.accounting.instruments import NAMED_AT_MOST
 from tests.agent.node.accounting.fp8_account import (
     add_sample,
     misscaled,

@@ -6,8 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.records.health import Health

@@ -9,15 +9,14 @@ import pytest
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
+from mp_agent.node.accounting.instruments import NAMES_AT_MOST
 from mp_agent.node.accounting.progress import Progress
-from mp_agent.node.accounting.tensors import NAMES_AT_MOST
 from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.columns import TENSORS
-from mp_agent.records.slice_ratio import packed
+from mp_agent.records.tensor_collections import packed
 from tests.agent.node.builders import make_run_view, merged_step
-from tests.agent.probe.tensors.tensor_reference import bins
+from tests.agent.probe.instruments.tensor_reference import bins
 
 ROW = {
     "elements": 5.0,

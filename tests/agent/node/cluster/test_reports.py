@@ -8,8 +8,7 @@ from mp_agent.node.cluster import reports as reporter_module
 from mp_agent.node.cluster.reports import RowQueue, is_troubled
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records.columns import GRADIENTS, step_columns
-from mp_agent.records.reports.report_codec import decode_report, encode_report
-from mp_agent.records.reports.rows import NodeRow, NodeStep, Receipt
+from mp_agent.records.reports import NodeRow, NodeStep, Receipt, decode_report, encode_report
 from tests.agent.node.builders import guarded_step
 from tests.agent.node.cluster.test_root import ddp_step
 from tests.agent.node.fleet import SimNode

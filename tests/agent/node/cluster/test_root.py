@@ -13,8 +13,8 @@ from mp_agent.node.cluster.reports import STEPS_KEPT
 from mp_agent.node.cluster.root import AHEAD_AT_MOST, FIRST_REPORT_SECONDS, MergedTable
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records.columns import GRADIENTS
+from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.reduction.global_statistics import GlobalStatistics
 from mp_agent.records.schema import Share
 from mp_agent.records.steps import EndReason
 from tests.agent.node.builders import gradient_row, make_record, rank_layers, rank_step

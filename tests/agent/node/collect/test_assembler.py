@@ -3,7 +3,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mp_agent.node.collect.assembler import Assembler
+from mp_agent.node.collect.attempt import Assembler
 
 
 def closed(assembler: Assembler[str], ranks: set[int], now_seconds: float = 0.0, **limits: Any):

@@ -1,6 +1,6 @@
 import numpy as np
 
-from mp_agent.node.collect.layer_table_cache import LayerTableCache
+from mp_agent.node.collect.attempt import LayerTableCache
 from mp_agent.records.steps import LayerTable
 from tests.agent.node.builders import gradient_row, layer_table, make_schema
 

@@ -3,8 +3,8 @@
 from mp_agent.catalog.metric import Kind, Scope
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.conditions.metric_reader import MetricReader
+from mp_agent.node.accounting.accumulator import CounterStore
+from mp_agent.node.conditions.tracker import MetricReader
 from mp_agent.records.merged import StepTransition
 from tests.agent.node.builders import merged_step
 from tests.agent.node.series.test_snapshot_builder import export

@@ -9,9 +9,9 @@ import pytest
 
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.node.conditions import notifier
+from mp_agent.node.conditions import messages
 from mp_agent.node.conditions import tracker as module
-from mp_agent.ring.conditions_file import conditions_path, read_conditions
+from mp_agent.ring.run_files import conditions_path, read_conditions
 from tests.agent.node.training import EXPLOSION, Training
 
 
@@ -62,7 +62,7 @@ def test_a_full_directory_is_logged_once(
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(notifier, "write_conditions", full)
+    monkeypatch.setattr(messages, "write_conditions", full)
     training.step(norm=5_000.0)
     training.step(nan_elements=1.0)
     assert len(training.events) == 2

@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from mp_agent.alerting.values import values_in_force
-from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.accounting.accumulator import CounterStore
 from mp_agent.node.conditions import tracker as module
 from mp_agent.records.conditions import StoredConditionEvent
-from mp_agent.ring.conditions_file import conditions_path, read_conditions
+from mp_agent.ring.run_files import conditions_path, read_conditions
 from tests.agent.node.training import EXPLOSION, UPDATE, Training
 
 

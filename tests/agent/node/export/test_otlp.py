@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from mp_agent.catalog.snapshot import Snapshot
-from mp_agent.node.export.otlp import OtlpPush
+from mp_agent.catalog.metric import Snapshot
+from mp_agent.node.export.push import OtlpPush
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
@@ -239,8 +239,8 @@ def test_the_environment_can_switch_it_off(tmp_path, monkeypatch, caplog):
 
 
 def test_the_age_of_a_run_is_that_of_its_lock(run_dir: Path, settings: Settings):
-    from mp_agent.node.export.otlp import _born_unix_ns
-    from mp_agent.node.supervisor import RunSupervisor
+    from mp_agent.node.export.push import _born_unix_ns
+    from mp_agent.node.registry import RunSupervisor
 
     run_dir.mkdir(parents=True, mode=0o700)
     lock_fd = locations.hold_agent_lock(run_dir)

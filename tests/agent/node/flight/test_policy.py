@@ -1,4 +1,4 @@
-from mp_agent.node.flight.policy import COOL_DOWN_SECONDS, GATHER_SECONDS, FlightPolicy
+from mp_agent.node.flight.service import COOL_DOWN_SECONDS, GATHER_SECONDS, FlightPolicy
 from mp_agent.records.steps import EndReason
 from tests.agent.records.samples import make_event
 

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.flight.record.load import load
-from mp_agent.node.flight.requests import DumpRequest, pop_answer, write_request
-from mp_agent.node.flight.service import BUSY_SECONDS_MAX, FlightService
+from mp_agent.flight.record.evidence import load
+from mp_agent.node.flight.service import (
+    BUSY_SECONDS_MAX,
+    DumpRequest,
+    FlightService,
+    pop_answer,
+    write_request,
+)
 from mp_agent.records.flight import FlightRequest
-from mp_agent.records.reports.report_codec import decode_receipt, encode_receipt
-from mp_agent.records.reports.rows import Receipt
+from mp_agent.records.reports import Receipt, decode_receipt, encode_receipt
 from mp_agent.records.steps import EndReason
 from mp_agent.settings import Settings
 from tests.agent.node.agent_process import wait_for_status

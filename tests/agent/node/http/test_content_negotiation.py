@@ -1,6 +1,6 @@
 import pytest
 
-from mp_agent.node.http.content_negotiation import accepts_gzip, wanted_types
+from mp_agent.node.http.server import accepts_gzip, wanted_types
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.node.http.auth import access
-from mp_agent.node.http.host_names import HostNames, host_names
+from mp_agent.node.http.auth import HostNames, access, host_names
 from mp_agent.node.http.server import MetricsServer
 from mp_agent.node.http.status import status_routes
-from mp_agent.node.transport.wire import PATHS
+from mp_agent.node.transport.client import PATHS
 from mp_agent.settings import Settings
 from tests.agent.node.http.test_server import Exposed
 

@@ -1,6 +1,6 @@
 import pytest
 
-from mp_agent.node.http.scrapers import SCRAPERS_AT_MOST, ScrapeLog
+from mp_agent.node.http.status import SCRAPERS_AT_MOST, ScrapeLog
 
 
 def test_who_comes_once_is_not_waited_for():

@@ -1,7 +1,6 @@
 """Layers of equal name: one tensor or several?"""
 
-from mp_agent.node.merge.layer_names import LayerNames
-from mp_agent.node.merge.node_layers import RankLayers
+from mp_agent.node.merge.node_layers import LayerNames, RankLayers
 from mp_agent.records.schema import Share
 from tests.agent.node.builders import gradient_row, make_schema, rank_layers
 from tests.agent.node.nodes import merge_node_layers

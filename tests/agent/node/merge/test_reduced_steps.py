@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mp_agent.node.merge.reduced_steps import completed
-from mp_agent.records.reduction.global_statistics import GlobalStatistics
+from mp_agent.node.merge.run_steps import completed
+from mp_agent.records.global_statistics import GlobalStatistics
 from tests.agent.node.builders import merged_step
 
 PARTIAL = replace(

@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from mp_agent.node.run.absent_ranks import GRACE_SECONDS, UnwatchedRanks
+from mp_agent.node.run.state import GRACE_SECONDS, UnwatchedRanks
 from tests.agent.node.conftest import OpenRun, StartRank
 from tests.agent.node.shown import shown
 

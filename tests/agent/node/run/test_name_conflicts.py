@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.node.run.name_conflicts import FEATURE
+from mp_agent.node.run.launches import FEATURE
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from tests.agent.node.conftest import OpenRun, StartRank

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.probe.fp8.delayed_scaling import backward_row, backward_scale, forward_row
+from mp_agent.probe.instruments.fp8_operands import backward_row, backward_scale, forward_row
 from mp_agent.records.columns import FP8
 from tests.agent.node.accounting.fp8_account import add_sample, misscaled, named, new_account
-from tests.agent.probe.fp8.scaled_layers import E4M3_MAX, E5M2_MAX, state, update
+from tests.agent.probe.instruments.fp8_scaled_layers import E4M3_MAX, E5M2_MAX, state, update
 
 LAYERS, STEPS, INTERVAL = 20, 800, 10
 JITTER = 0.3

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from mp_agent.node.transport.pending_report import PendingReport
-from mp_agent.node.transport.wire import unpack
-from mp_agent.records.reports.report_codec import decode_receipt, encode_receipt
-from mp_agent.records.reports.rows import Receipt
+from mp_agent.node.transport.client import PendingReport, unpack
+from mp_agent.records.reports import Receipt, decode_receipt, encode_receipt
 from mp_agent.records.steps import EndReason
 from mp_agent.settings import Settings
 from tests.agent.node.scenarios.two_nodes import Node, Nodes

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from mp_agent.catalog.snapshot import HistogramValue
+from mp_agent.catalog.metric import HistogramValue
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.exporters.prometheus import render
-from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES

@@ -19,7 +19,7 @@ import yaml
 
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
-from mp_agent.settings.handover import HANDOVER_VARIABLE
+from mp_agent.settings.load import HANDOVER_VARIABLE
 from tests.agent.node.agent_process import StartAgent, get, scrape, wait_for_status
 from tests.agent.node.conftest import StartRank
 from tests.waiting import wait_until

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mp_agent.node.conditions import tracker
-from mp_agent.ring.conditions_file import read_conditions
+from mp_agent.ring.run_files import read_conditions
 from tests.agent.node.conftest import OpenRun, StartRank
 from tests.agent.node.shown import shown
 

@@ -11,7 +11,7 @@ from mp_agent.errors import ReportError
 from mp_agent.node.run.run import Run
 from mp_agent.records.schema import Share
 from mp_agent.records.steps import EndReason
-from mp_agent.ring.conditions_file import read_conditions
+from mp_agent.ring.run_files import read_conditions
 from mp_agent.settings import Settings
 from tests.agent.node.fake_rank import FakeRank
 from tests.agent.node.scenarios.two_nodes import Node, Nodes

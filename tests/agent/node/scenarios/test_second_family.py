@@ -330,12 +330,12 @@ def _activation_table(rank: RankStep) -> RankLayers:
 
 
 def test_a_negative_value_is_refused_only_where_a_column_has_none(monkeypatch):
-    monkeypatch.setattr("mp_agent.records.reports.row_checks.FAMILIES", BOTH)
+    monkeypatch.setattr("mp_agent.records.reports.FAMILIES", BOTH)
     steps, _ = steps_and_table(merged_by(make_root(4, families=BOTH)))
     assert steps[SAMPLED].families[WEIGHTS.name]["smallest"] == -3.0
 
     unsigned = tuple(replace(column, signed=False) for column in WEIGHTS.columns)
     strict = (GRADIENTS, replace(WEIGHTS, columns=unsigned))
-    monkeypatch.setattr("mp_agent.records.reports.row_checks.FAMILIES", strict)
+    monkeypatch.setattr("mp_agent.records.reports.FAMILIES", strict)
     with pytest.raises(ReportError, match="negative"):
         list(merged_by(make_root(4, families=BOTH)))

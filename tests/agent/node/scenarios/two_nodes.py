@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mp_agent.node.run.run import Run
-from mp_agent.records.reports.report_codec import (
+from mp_agent.records.reports import (
     decode_receipt,
     decode_report,
     encode_receipt,

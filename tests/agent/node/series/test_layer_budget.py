@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.node.accounting.counters import CounterStore
-from mp_agent.node.series.layer_budget import LayerBudget
-from mp_agent.node.series.rollup import depth_that_fits, rollup_label, union
+from mp_agent.node.accounting.accumulator import CounterStore
+from mp_agent.node.series.layer_budget import LayerBudget, depth_that_fits, rollup_label, union
 from mp_agent.records.views import LayerView
 from tests.agent.node.builders import NO_GRADIENTS
 

@@ -2,13 +2,16 @@
 
 import pytest
 
-from mp_agent.catalog.metric import Kind, Metric, Scope
+from mp_agent.catalog.metric import Kind, Metric, Scope, Snapshot
 from mp_agent.catalog.metrics import METRICS
-from mp_agent.catalog.snapshot import Snapshot
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.series.layer_budget import LayerBudget
-from mp_agent.node.series.layer_metrics import LayerMetrics, giving_way
-from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
+from mp_agent.node.series.snapshot_builder import (
+    LayerMetrics,
+    RunExport,
+    SnapshotBuilder,
+    giving_way,
+)
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import (
     FAMILIES,
@@ -19,8 +22,8 @@ from mp_agent.records.columns import (
     Column,
     ColumnFamily,
 )
-from mp_agent.records.columns.replicas import STATE
-from mp_agent.records.columns.replicas import WEIGHTS as COMPARED
+from mp_agent.records.columns.gradients import STATE
+from mp_agent.records.columns.gradients import WEIGHTS as COMPARED
 from mp_agent.records.views import LayerView
 from tests.agent.node.builders import NO_GRADIENTS, make_export, make_run_view
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from mp_agent.catalog.metric import Kind, Metric, Scope
+from mp_agent.catalog.metric import HistogramValue, Kind, Metric, Scope, Snapshot
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
-from mp_agent.catalog.snapshot import HistogramValue, Snapshot
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.accounting.accumulator import CounterStore
 from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.views import ExportAccount, LayerView, RankView

@@ -10,10 +10,10 @@ from aiohttp import web
 from mp_agent.errors import ReportError
 from mp_agent.node.endpoint import Endpoint, open_listener
 from mp_agent.node.transport.root_link import RootLink
-from mp_agent.records.reports.rows import KnownNode, NodeReport, Receipt
+from mp_agent.records.reports import KnownNode, NodeReport, Receipt
 from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import EndReason
-from mp_agent.ring.root_note import RootNote, write_root_note
+from mp_agent.ring.run_files import RootNote, write_root_note
 from tests.agent.node.builders import make_identity
 
 CREATED_UNIX_NS = 5_000

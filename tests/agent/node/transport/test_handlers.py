@@ -10,13 +10,19 @@ import aiohttp
 import pytest
 from pydantic import SecretStr
 
-from mp_agent.node.transport import handlers, wire
-from mp_agent.node.transport.client import PushClient, Reply
-from mp_agent.node.transport.handlers import RateLimit, ReportHandlers
+from mp_agent.node.transport import client, service
+from mp_agent.node.transport.client import (
+    MOVE_PATH,
+    RETIRE_PATH,
+    ROWS_PATH,
+    PushClient,
+    Reply,
+    pack,
+)
 from mp_agent.node.transport.root_link import RootLink
-from mp_agent.node.transport.wire import pack
-from mp_agent.records.reports.report_codec import decode_receipt
-from mp_agent.ring.root_note import read_root_note
+from mp_agent.node.transport.service import RateLimit, ReportHandlers
+from mp_agent.records.reports import decode_receipt
+from mp_agent.ring.run_files import read_root_note
 from mp_agent.settings import Settings
 from tests.agent.node.transport.stubs import StubRun, make_receipt, make_report, named, serving
 
@@ -137,7 +143,7 @@ def test_what_is_no_report_of_the_run_is_refused_with_the_reason(run, body):
 
 
 def test_what_is_too_large_is_refused_before_it_is_read(run, monkeypatch):
-    monkeypatch.setattr(handlers, "BODY_BYTES_MAX", 1000)
+    monkeypatch.setattr(service, "BODY_BYTES_MAX", 1000)
     assert push(run, body=b"x" * 1001).status == 413
 
     async def act(client: PushClient, url: str) -> Reply:
@@ -147,7 +153,7 @@ def test_what_is_too_large_is_refused_before_it_is_read(run, monkeypatch):
 
         # Without a length: only reading tells.
         headers = {"Authorization": "Bearer secret"}
-        url = f"{url}{wire.ROWS_PATH}"
+        url = f"{url}{ROWS_PATH}"
         async with (
             aiohttp.ClientSession() as session,
             session.post(url, params=QUERY, data=pieces(), headers=headers) as response,
@@ -158,7 +164,7 @@ def test_what_is_too_large_is_refused_before_it_is_read(run, monkeypatch):
 
 
 def test_a_bomb_is_refused(run, monkeypatch):
-    monkeypatch.setattr(wire, "REPORT_BYTES_MAX", 1000)
+    monkeypatch.setattr(client, "REPORT_BYTES_MAX", 1000)
     assert push(run, body=zlib.compress(b"\0" * 10_000_000)).status == 413
 
 
@@ -197,7 +203,7 @@ class TestRetirement:
     def retire(self, run: StubRun, *, attempt: str = "77", token: str = "secret"):
         async def act(client: PushClient, url: str) -> Reply:
             query = {"run": "llama", "attempt": attempt}
-            return await client.send_message(url, wire.RETIRE_PATH, token, query)
+            return await client.send_message(url, RETIRE_PATH, token, query)
 
         return visit(run, act)
 
@@ -236,7 +242,7 @@ class TestMove:
 
         async def act(client: PushClient, own_url: str) -> Reply:
             query = {"run": "llama", "attempt": attempt, "url": url}
-            return await client.send_message(own_url, wire.MOVE_PATH, token, query)
+            return await client.send_message(own_url, MOVE_PATH, token, query)
 
         reply, _ = visit(run, act)
         note = read_root_note(run.run_dir)
@@ -273,7 +279,7 @@ def test_a_sender_that_goes_away_in_the_middle_is_no_error(run, caplog):
     async def act(client: PushClient, url: str) -> Reply:
         address = url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(*address)
-        head = f"POST {wire.ROWS_PATH}?run=llama&node=1&attempt=77 HTTP/1.1\r\nHost: root\r\n"
+        head = f"POST {ROWS_PATH}?run=llama&node=1&attempt=77 HTTP/1.1\r\nHost: root\r\n"
         head += "Authorization: Bearer secret\r\nContent-Length: 1000\r\n\r\n"
         writer.write(head.encode() + b"x")
         await writer.drain()

@@ -3,9 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.node.transport.pending_report import PendingReport
-from mp_agent.node.transport.wire import pack, unpack
-from mp_agent.records.reports.rows import NodeLayers
+from mp_agent.node.transport.client import PendingReport, pack, unpack
+from mp_agent.records.reports import NodeLayers
 from tests.agent.node.transport.stubs import StubRun, make_receipt, make_report
 
 

@@ -2,7 +2,7 @@ import pytest
 from pydantic import SecretStr
 
 from mp_agent.node.transport.root_address import RootAddress, locate, root_url
-from mp_agent.ring.root_note import RootNote
+from mp_agent.ring.run_files import RootNote
 from mp_agent.settings import Settings
 
 NOTE = RootNote(

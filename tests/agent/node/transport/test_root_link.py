@@ -12,13 +12,13 @@ import pytest
 from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.transport import root_link as link_module
 from mp_agent.node.transport.client import PushClient
-from mp_agent.node.transport.handlers import ReportHandlers
 from mp_agent.node.transport.pusher import Pusher
 from mp_agent.node.transport.root_address import RootAddress
 from mp_agent.node.transport.root_link import RootLink
-from mp_agent.records.reports.rows import KnownNode
+from mp_agent.node.transport.service import ReportHandlers
+from mp_agent.records.reports import KnownNode
 from mp_agent.records.steps import EndReason
-from mp_agent.ring.root_note import root_note_path
+from mp_agent.ring.run_files import root_note_path
 from mp_agent.settings import Settings
 from tests.agent.node.transport.stubs import StubRun, make_report, named, serving
 

@@ -3,8 +3,8 @@ import zlib
 import pytest
 
 from mp_agent.errors import ReportError
-from mp_agent.node.transport import wire
-from mp_agent.node.transport.wire import ReportTooLarge, pack, unpack
+from mp_agent.node.transport import client
+from mp_agent.node.transport.client import ReportTooLarge, pack, unpack
 from tests.agent.node.transport.stubs import make_report
 
 
@@ -26,7 +26,7 @@ def test_what_is_no_report_is_refused_with_a_reason(body):
 
 
 def test_a_body_that_unfolds_to_too_much_is_given_up_at_the_limit(monkeypatch):
-    monkeypatch.setattr(wire, "REPORT_BYTES_MAX", 1000)
+    monkeypatch.setattr(client, "REPORT_BYTES_MAX", 1000)
     bomb = zlib.compress(b"\0" * 100_000_000, 9)
     assert len(bomb) < 100_000
     with pytest.raises(ReportTooLarge):

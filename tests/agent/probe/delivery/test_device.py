@@ -12,7 +12,7 @@ from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.probe.delivery.device import DeviceDelivery
 from mp_agent.probe.delivery.transfers import DeviceTransfers
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.observed_step import ObservedStep, UnreadScale
+from mp_agent.probe.step.open_step import ObservedStep, UnreadScale
 from mp_agent.records.columns import GRADIENT_COLUMNS, OPTIMIZER
 from tests.agent.probe.rings import read_ring
 from tests.agent.probe.seen_steps import CPU, SCHEMA, step

@@ -1,5 +1,5 @@
 from mp_agent.catalog.thresholds import DEFAULTS
-from mp_agent.probe.delivery.host import HostDelivery
+from mp_agent.probe.delivery.base import HostDelivery
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from tests.agent.probe.rings import read_ring
 from tests.agent.probe.seen_steps import SCHEMA, step

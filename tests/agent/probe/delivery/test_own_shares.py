@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from mp_agent.catalog.thresholds import DEFAULTS
-from mp_agent.probe.delivery.base import Delivery
+from mp_agent.probe.delivery.base import Delivery, HostDelivery
 from mp_agent.probe.delivery.device import DeviceDelivery
-from mp_agent.probe.delivery.host import HostDelivery
 from mp_agent.probe.delivery.transfers import DeviceTransfers
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.observed_step import ObservedStep
+from mp_agent.probe.step.open_step import ObservedStep
 from mp_agent.records.columns import ACTIVATIONS, GRADIENTS, LOGPROBS
 from mp_agent.records.schema import Layer, Share
 from mp_agent.ring.writer import RingWriter

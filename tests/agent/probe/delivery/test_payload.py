@@ -2,7 +2,7 @@
 
 import torch
 
-from mp_agent.probe.delivery.payload import host_part, packed
+from mp_agent.probe.delivery.device import host_part, packed
 from tests.agent.probe.seen_steps import CPU, step
 
 

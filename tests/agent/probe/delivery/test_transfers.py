@@ -6,7 +6,7 @@ import torch
 
 from mp_agent.probe.delivery.transfers import DeviceTransfers, TransferSlots
 from mp_agent.records.steps import FloatArray
-from mp_agent.ring.format.transfers import whole_values
+from mp_agent.ring.format.slots import whole_values
 from tests.agent.probe.seen_steps import CPU
 from tests.agent.probe.simulated_device import SimulatedDevice
 from tests.agent.probe.small_model import fail

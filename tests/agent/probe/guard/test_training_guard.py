@@ -161,7 +161,7 @@ def test_detaching_restores_what_is_switched(watch):
 
 def test_a_failure_to_measure_turns_the_guard_off_and_training_goes_on(watch, monkeypatch, caplog):
     started = watch(guard=True)
-    monkeypatch.setattr("mp_agent.probe.guard.decision.reading.GradientReader.read", fail)
+    monkeypatch.setattr("mp_agent.probe.guard.verdict.GradientReader.read", fail)
     weights = _train(model := make_model(), torch.optim.SGD(model.parameters(), lr=0.01), steps=3)
     assert not _equal(weights[1], weights[2])
     assert "the guard is off from now on" in caplog.text
@@ -177,7 +177,7 @@ def test_a_failure_to_act_turns_the_guard_off_and_restores_what_is_switched(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     _train(model, optimizer, steps=POISONED + 1)
     assert type(model) is not nn.Sequential
-    monkeypatch.setattr("mp_agent.probe.guard.guarded_optimizer.GuardedUpdate", fail)
+    monkeypatch.setattr("mp_agent.probe.guard.update.GuardedUpdate", fail)
     _train(model, optimizer, steps=2)
     assert "the guard is off from now on" in caplog.text
     assert type(model) is nn.Sequential
@@ -187,7 +187,7 @@ def test_a_failure_to_act_turns_the_guard_off_and_restores_what_is_switched(
 def test_steps_that_fill_in_state_for_a_checkpoint_are_no_updates(watch, monkeypatch):
     """One rank alone may make them: it would wait for the others."""
     watch(guard=True)
-    monkeypatch.setattr("mp_agent.probe.guard.decision.agreement.Agreement.sums", fail)
+    monkeypatch.setattr("mp_agent.probe.guard.outcome.Agreement.sums", fail)
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters())
     get_optimizer_state_dict(model, optimizer)

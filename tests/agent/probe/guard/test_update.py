@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from mp_agent.probe.guard.decision.verdict import UpdateVerdict
 from mp_agent.probe.guard.update import GuardedUpdate
+from mp_agent.probe.guard.verdict import UpdateVerdict
 from tests.agent.probe.small_model import make_loss, make_model
 
 Make = Callable[..., torch.optim.Optimizer]

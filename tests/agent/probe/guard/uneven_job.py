@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from mp_agent.probe.guard.guarded_optimizer import GuardedOptimizer
+from mp_agent.probe.guard.update import GuardedOptimizer
 from mp_agent.probe.probe import Probe
 from tests.agent.probe.small_model import fail, make_loss, make_model
 from tests.agent.probe.watching import watched

@@ -9,7 +9,7 @@ from torch import nn
 
 from mp_agent.probe.hooks import deepspeed
 from mp_agent.probe.hooks.patches import Patches
-from mp_agent.probe.isolation.guard import Guard
+from mp_agent.probe.isolation import Guard
 
 T = TypeVar("T")
 

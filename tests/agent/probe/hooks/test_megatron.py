@@ -10,7 +10,7 @@ from torch import nn
 
 from mp_agent.probe.hooks import megatron
 from mp_agent.probe.hooks.patches import Patches
-from mp_agent.probe.isolation.guard import Guard
+from mp_agent.probe.isolation import Guard
 
 
 class Events:

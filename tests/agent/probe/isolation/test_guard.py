@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.isolation.guard import FAILURES_AT_MOST, REST_CALLS, REST_CALLS_AT_MOST, Guard
+from mp_agent.probe.isolation import FAILURES_AT_MOST, REST_CALLS, REST_CALLS_AT_MOST, Guard
 
 
 @pytest.fixture

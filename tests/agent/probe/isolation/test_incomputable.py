@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from mp_agent.probe.isolation.incomputable import computed, has_memory
+from mp_agent.probe.isolation import computed, has_memory
 
 
 def doubled(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,11 +8,11 @@ import torch
 from mp_agent.probe import accelerator
 from mp_agent.probe.optimizers.measurement import UNFUSED, Measurement
 from mp_agent.probe.statistics import base
+from mp_agent.probe.statistics.fused import chunks
 from mp_agent.probe.statistics.fused.build import DISTRIBUTION_KERNELS, GRADIENT_KERNELS, Kernels
-from mp_agent.probe.statistics.fused.distribution import rows
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
-from mp_agent.probe.statistics.host.cpu import CpuStatistics
-from mp_agent.probe.statistics.packed.statistics import PackedStatistics
+from mp_agent.probe.statistics.host import CpuStatistics
+from mp_agent.probe.statistics.packed import PackedStatistics
 
 CUDA = torch.device("cuda", 0)
 
@@ -50,7 +50,7 @@ def test_kernels_of_the_distribution_are_compiled_along_with_the_others_where_it
         return SimpleNamespace()
 
     monkeypatch.setattr(base, "launchable", launchable)
-    monkeypatch.setattr(rows, "send", lambda values, device: values)
+    monkeypatch.setattr(chunks, "send", lambda values, device: values)
     monkeypatch.setattr(accelerator, "current_stream", lambda device: None)
     measures = Measurement(lambda feature: None, distribution=distribution)
     assert isinstance(measures._statistics_on(CUDA), FusedStatistics)

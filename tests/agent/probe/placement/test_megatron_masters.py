@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mp_agent.probe.placement.megatron_masters import MasterOrigin, origin_of, origins_by_master
+from mp_agent.probe.placement.megatron import MasterOrigin, origin_of, origins_by_master
 
 
 def test_a_master_stands_for_the_parameter_that_names_it():

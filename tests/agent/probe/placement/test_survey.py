@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from mp_agent.probe.identity.world import describe_ranks
 from mp_agent.probe.placement import Survey, declarations
 from mp_agent.probe.placement.axes import Grid, PlacementAxis, Spread
 from mp_agent.probe.placement.survey import PARTIAL
+from mp_agent.probe.processes.launchers import describe_ranks
 from mp_agent.records.schema import Share
 from tests.agent.probe.ranks import run_ranks
 from tests.gloo import end_process_group

@@ -11,20 +11,20 @@ import torch
 
 import mp_agent
 from mp_agent.probe import api
-from mp_agent.probe.processes import condition_callbacks
-from mp_agent.probe.processes.condition_callbacks import ConditionCallbacks
+from mp_agent.probe.processes import callbacks
+from mp_agent.probe.processes.callbacks import ConditionCallbacks
 from mp_agent.records.conditions import ConditionEvent
 from mp_agent.records.steps import Phase
 from mp_agent.ring import locations
-from mp_agent.ring.conditions_file import ConditionNews, conditions_path, write_conditions
 from mp_agent.ring.reader import RingReader
+from mp_agent.ring.run_files import ConditionNews, conditions_path, write_conditions
 from tests.agent.records.samples import make_event
 from tests.agent.ring.test_conditions_file import news_of
 
 
 @pytest.fixture(autouse=True)
 def looks_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(condition_callbacks, "POLL_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(callbacks, "POLL_INTERVAL_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -95,13 +95,11 @@ class TestLooking:
     def test_a_file_that_has_not_changed_is_not_opened_again(self, start, tmp_path, monkeypatch):
         write_conditions(tmp_path, news_of(make_event()))
         watch = start()
-        monkeypatch.setattr(
-            condition_callbacks, "read_conditions", lambda run_dir: pytest.fail("read")
-        )
+        monkeypatch.setattr(callbacks, "read_conditions", lambda run_dir: pytest.fail("read"))
         assert watch.poll() == ()
 
     def test_between_two_looks_passes_a_second(self, start, tmp_path, monkeypatch):
-        monkeypatch.setattr(condition_callbacks, "POLL_INTERVAL_SECONDS", 1.0)
+        monkeypatch.setattr(callbacks, "POLL_INTERVAL_SECONDS", 1.0)
         now = [100.0]
         monkeypatch.setattr(time, "monotonic", lambda: now[0])
         watch = start()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mp_agent.node.collect.liveness import rank_end
+from mp_agent.node.collect.rank_source import rank_end
 from mp_agent.probe.processes.exit import wait_for_export
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations

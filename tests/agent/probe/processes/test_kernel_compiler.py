@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from mp_agent.probe.processes import kernel_compiler
-from mp_agent.probe.processes.detached import Starting
-from mp_agent.probe.processes.kernel_compiler import KernelCompiler
+from mp_agent.probe.processes import node_agent
+from mp_agent.probe.processes.node_agent import KernelCompiler, Starting
 from mp_agent.settings import Settings
 
 ROOT = Path(__file__).parents[4]
-MODULE = "mp_agent.probe.statistics.fused.compile"
+MODULE = "mp_agent.probe.statistics.fused.build"
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         os.close(writing)
         return Starting(reading)
 
-    monkeypatch.setattr(kernel_compiler, "start_detached", start)
+    monkeypatch.setattr(node_agent, "start_detached", start)
     return modules
 
 
@@ -82,7 +81,7 @@ def test_a_process_that_cannot_be_made_is_no_failure(
         raise BlockingIOError("no process can be made")
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(kernel_compiler, "start_detached", refuse)
+    monkeypatch.setattr(node_agent, "start_detached", refuse)
     with caplog.at_level(logging.DEBUG, "mp_agent"):
         KernelCompiler(Settings()).begin()
     assert "no process can be made" in caplog.text

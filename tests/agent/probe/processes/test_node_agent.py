@@ -8,7 +8,7 @@ import pytest
 
 from mp_agent.probe.processes import node_agent
 from mp_agent.probe.processes.node_agent import NodeAgentLauncher
-from mp_agent.ring import locations, restarts
+from mp_agent.ring import locations, run_files
 from mp_agent.settings import Settings
 from tests.waiting import wait_until
 
@@ -83,8 +83,8 @@ def test_a_running_agent_is_left_alone(launcher, run_dir):
 def test_an_agent_is_started_again_however_often_it_is_killed(
     launcher, run_dir, caplog, monkeypatch
 ):
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(restarts, "LONGEST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(run_files, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(run_files, "LONGEST_PAUSE_SECONDS", 0.05)
     pids = [_start(launcher, run_dir)]
     for _ in range(5):
         _kill(pids[-1], run_dir)
@@ -94,8 +94,8 @@ def test_an_agent_is_started_again_however_often_it_is_killed(
 
 
 def test_the_last_start_keeps_no_pause(launcher, run_dir, monkeypatch):
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_SECONDS", 3600.0)
-    monkeypatch.setattr(restarts, "LONGEST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(run_files, "FIRST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(run_files, "LONGEST_PAUSE_SECONDS", 3600.0)
     _kill(_start(launcher, run_dir), run_dir)
     assert not launcher.ensure_running()
     assert launcher.ensure_running(at_once=True)

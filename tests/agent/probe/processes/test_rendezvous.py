@@ -20,7 +20,7 @@ from mp_agent.probe.processes.rendezvous import Rendezvous
 from mp_agent.ring import locations
 from mp_agent.ring.locations import AgentStatus
 from mp_agent.ring.reader import RingReader
-from mp_agent.ring.root_note import RootNote, read_root_note, write_root_note
+from mp_agent.ring.run_files import RootNote, read_root_note, write_root_note
 from mp_agent.settings import Settings
 from tests.agent.node.builders import make_identity
 from tests.agent.node.fake_rank import FakeRank

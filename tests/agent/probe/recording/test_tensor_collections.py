@@ -3,7 +3,7 @@
 import pytest
 
 from mp_agent.errors import SettingError
-from mp_agent.probe.recording.tensor_collections import TensorCollections
+from mp_agent.probe.instruments.tensors import TensorCollections
 from mp_agent.records.tensor_collections import COLLECTIONS_AT_MOST, decode_collections
 
 

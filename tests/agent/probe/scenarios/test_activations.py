@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mp_agent.probe.activations.modules import COMPILED
-from mp_agent.probe.activations.statistics import output_row
+from mp_agent.probe.instruments.activation_modules import COMPILED, output_row
 from mp_agent.records.columns import ACTIVATIONS, GRADIENTS
 from tests.agent.probe.rings import RingContents
 

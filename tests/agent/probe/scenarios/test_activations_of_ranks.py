@@ -11,10 +11,10 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from mp_agent.node.accounting.activations import first_nonfinite_gradient
+from mp_agent.node.accounting.incidents import first_nonfinite_gradient
 from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.merge.node_steps import RankStep
-from mp_agent.probe.activations.statistics import output_row
+from mp_agent.probe.instruments.activation_modules import output_row
 from mp_agent.probe.probe import Probe
 from mp_agent.records.columns import ACTIVATIONS
 from mp_agent.records.views import FirstNonfiniteGradient

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from mp_agent.probe.attention.step import COMPILED, NO_ATTENTION, NO_LOSS
+from mp_agent.probe.instruments.attention import COMPILED, NO_ATTENTION, NO_LOSS
 from mp_agent.records.columns import ATTENTION, LOGITS
 from tests.agent.probe.rings import RingContents, read_ring
 

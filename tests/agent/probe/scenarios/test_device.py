@@ -12,8 +12,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.delivery import succession, transfers
-from mp_agent.probe.optimizers.lookup import live_objects
+from mp_agent.probe.delivery import base, transfers
+from mp_agent.probe.optimizers import live_objects
 from mp_agent.probe.optimizers.plan import make_plan
 from tests.agent.probe.rings import read_ring
 from tests.agent.probe.simulated_device import SimulatedDevice
@@ -315,7 +315,7 @@ class TestPlans:
     def test_plans_that_change_faster_than_the_device_follows_pile_up_no_steps(
         self, watch, device, monkeypatch
     ):
-        monkeypatch.setattr("mp_agent.ring.format.regions.BYTES_KEPT", 1 << 30)
+        monkeypatch.setattr("mp_agent.ring.writer.BYTES_KEPT", 1 << 30)
         watched, loop = watch(layer_interval=1000), Loop()
         behind: deque[int] = deque([0] * 30)
         pending = []
@@ -342,7 +342,7 @@ class TestPlans:
         waited: list[float] = []
         clock = SimpleNamespace(monotonic=lambda: sum(waited), sleep=waited.append)
         monkeypatch.setattr(transfers, "time", clock)
-        monkeypatch.setattr(succession, "time", clock)
+        monkeypatch.setattr(base, "time", clock)
         watched, loop = watch(), Loop()
         for _ in range(5):
             loop.step()
@@ -362,7 +362,7 @@ class TestPlans:
         assert watched.state().records_dropped == dropped + 1
 
     def test_what_never_arrives_is_counted(self, watch, device, monkeypatch):
-        monkeypatch.setattr(succession, "_HELD_AT_MOST", 3)
+        monkeypatch.setattr(base, "_HELD_AT_MOST", 3)
         watched, loop = watch(layer_interval=1000), Loop()
         for _ in range(3):
             loop.step()

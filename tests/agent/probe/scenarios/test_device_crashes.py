@@ -199,7 +199,7 @@ def test_a_closed_ring_stays_mapped_while_a_device_may_write_to_it(watch, device
 
 @pytest.mark.slow
 def test_memory_that_a_device_may_still_write_to_is_not_used_again(watch, device, monkeypatch):
-    monkeypatch.setattr("mp_agent.ring.format.regions.BYTES_KEPT", 0)
+    monkeypatch.setattr("mp_agent.ring.writer.BYTES_KEPT", 0)
     watched = watch()
     offsets = []
     for width in range(2, 12):

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.overrides import TorchFunctionMode
 
-from mp_agent.probe.activations import output_gradients
-from mp_agent.probe.statistics import folding
+from mp_agent.probe.instruments import activations
+from mp_agent.probe.statistics import pieces
 from mp_agent.records.columns import ACTIVATIONS, ATTENTION, FP8, ROUTERS
 from tests.agent.probe.rings import read_ring
 
@@ -269,8 +269,8 @@ def is_row(candidate: object) -> bool:
 
 
 def test_forward_passes_that_no_backward_follows_all_count_and_are_not_kept(watch, monkeypatch):
-    monkeypatch.setattr(folding, "ROWS_AT_MOST", 8)
-    monkeypatch.setattr(output_gradients, "_LOOK_FOR_FREED", 16)
+    monkeypatch.setattr(pieces, "ROWS_AT_MOST", 8)
+    monkeypatch.setattr(activations, "_LOOK_FOR_FREED", 16)
     model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 5))
     watched = watch(measure_activations=True, measure_fp8=True, routers={"1": 2})
     train(model, 1)
@@ -281,7 +281,7 @@ def test_forward_passes_that_no_backward_follows_all_count_and_are_not_kept(watc
         gc.collect()
         alive.append(sum(map(is_row, gc.get_objects())))
         kinds = [type(each) for each in gc.get_objects()]
-        assert kinds.count(output_gradients._Watched) <= 2 * 16
+        assert kinds.count(activations._Watched) <= 2 * 16
     assert 0 < max(alive) <= 5 * 8  # rows of two layers in two families, and of a router
     train(model, 1)
 
@@ -293,7 +293,7 @@ def test_forward_passes_that_no_backward_follows_all_count_and_are_not_kept(watc
 
 
 def test_a_gradient_is_found_after_forward_passes_whose_graphs_are_gone(watch, monkeypatch):
-    monkeypatch.setattr(output_gradients, "_LOOK_FOR_FREED", 16)
+    monkeypatch.setattr(activations, "_LOOK_FOR_FREED", 16)
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 5))
     watched = watch(measure_activations=True)
     train(model, 1)

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mp_agent.records.columns import FP8
-from tests.agent.probe.fp8.fp8_reference import by_cast
-from tests.agent.probe.fp8.scaled_layers import E5M2_MAX, ScaledLinear
+from tests.agent.probe.instruments.fp8_reference import by_cast
+from tests.agent.probe.instruments.fp8_scaled_layers import E5M2_MAX, ScaledLinear
 from tests.agent.probe.rings import RingContents
 
 SIZE = 16

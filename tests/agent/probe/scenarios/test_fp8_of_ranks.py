@@ -15,8 +15,8 @@ from mp_agent.records.columns import FP8
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.node.nodes import merge_node_layers
-from tests.agent.probe.fp8.fp8_reference import by_cast
-from tests.agent.probe.fp8.scaled_layers import ScaledLinear
+from tests.agent.probe.instruments.fp8_reference import by_cast
+from tests.agent.probe.instruments.fp8_scaled_layers import ScaledLinear
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import make_identity, read_ring
 from tests.gloo import end_process_group

@@ -6,7 +6,7 @@ from threading import Thread
 import pytest
 import torch
 
-from mp_agent.probe.tracker.graphs import UNSEEN
+from mp_agent.probe.tracker.optimizer_steps import UNSEEN
 from mp_agent.records.steps import Phase
 from tests.agent.probe.small_model import make_loss, make_model, sum_squares
 

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from mp_agent.probe.isolation import guard
-from mp_agent.probe.processes.condition_callbacks import ConditionCallbacks
+from mp_agent.probe import isolation
+from mp_agent.probe.processes.callbacks import ConditionCallbacks
 from mp_agent.ring.interruptions import interruption_in
 from mp_agent.ring.reader import RingReader
 
@@ -72,7 +72,7 @@ class Strike:
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        hook = frame.f_code is guard._RUN
+        hook = frame.f_code is isolation._RUN
         self._depth += hook and event == "call"
         # An interpreter that lets go of a half used generator looks for no signals in it.
         generator = event in ("call", "return") and frame.f_code.co_flags & inspect.CO_GENERATOR
@@ -302,7 +302,7 @@ def _within_an_import(frame: FrameType | None) -> bool:
 
 def _within_a_hook(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code is guard._RUN:
+        if frame.f_code is isolation._RUN:
             return True
         frame = frame.f_back
     return False

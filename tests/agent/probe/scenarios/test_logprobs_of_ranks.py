@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from mp_agent.catalog.metrics.reinforcement.quantities import (
+from mp_agent.catalog.metrics.reinforcement import (
     correlation,
     delta_quantile,
     effective_samples,
@@ -20,7 +20,7 @@ from mp_agent.records.columns import GRADIENTS, LOGPROBS
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.node.nodes import merge_nodes
-from tests.agent.probe.logprobs.reference import expected_of
+from tests.agent.probe.instruments.logprobs_reference import expected_of
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import make_identity, read_ring
 from tests.gloo import end_process_group

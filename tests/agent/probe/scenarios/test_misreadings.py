@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
-from mp_agent.node.accounting.training.misreadings import CLIPPED, SCALED, WINDOW_STEPS
+from mp_agent.node.accounting.loss_scale import CLIPPED, SCALED, WINDOW_STEPS
 from mp_agent.node.conditions import tracker
 from mp_agent.node.run.run import Run
 from mp_agent.ring import locations

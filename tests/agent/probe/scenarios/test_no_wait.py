@@ -18,10 +18,10 @@ from torch.nn.utils import clip_grad_norm_
 from mp_agent.probe import accelerator
 from mp_agent.probe.delivery import base
 from mp_agent.probe.optimizers import measurement, plan
-from mp_agent.probe.optimizers.watched import WatchedOptimizer
+from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.statistics.distribution import distribution_rows
 from mp_agent.records.columns import DISTRIBUTION, FAMILIES, GRADIENT_COLUMN_NAMES
-from mp_agent.records.columns.replicas import STATE, WEIGHTS
+from mp_agent.records.columns.gradients import STATE, WEIGHTS
 from mp_agent.records.steps import FloatArray
 from tests.agent.probe.rings import read_ring
 
@@ -89,7 +89,7 @@ class FakeMailbox:
 
 def refuse_pageable_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let code of the probe fail where it copies from the host by itself: such a copy waits."""
-    sending = {accelerator.__name__, "mp_agent.probe.statistics.sending"}
+    sending = {accelerator.__name__, "mp_agent.probe.statistics.pieces"}
     to, tensor = torch.Tensor.to, torch.tensor
 
     def is_probes_own() -> bool:

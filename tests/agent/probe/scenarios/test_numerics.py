@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mp_agent.catalog.metrics.run.step_parts import STEP_PARTS
+from mp_agent.catalog.metrics.run import STEP_PARTS
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from tests.agent.gradient_reference import reference_union
 from tests.agent.probe.fully_shard import skipped_where_it_fails, strategies

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mp_agent.probe.identity.rank_identity import make_identity
+from mp_agent.probe.processes.rank_identity import make_identity
 
 ODD = ["(", "[", "*", "-1", "", " ", "\udcff", "9" * 5000, "0x3", "٣", "1(x9999999),1(x9999999)"]
 VARIABLES = [

@@ -300,7 +300,7 @@ def test_an_optimizer_that_cannot_be_read_costs_its_own_steps(watch):
 
 @pytest.mark.slow
 def test_a_sweep_of_trainings_reads_like_one_and_walks_the_objects_a_few_times(watch, monkeypatch):
-    from mp_agent.probe.optimizers.lookup import live_objects
+    from mp_agent.probe.optimizers import live_objects
 
     walks: list[bool] = []
     walk = live_objects.walk
@@ -332,7 +332,7 @@ def _is_called_by_the_probe() -> bool:
 
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename.endswith("isolation/guard.py"):
+        if frame.f_code.co_filename.endswith("probe/isolation.py"):
             return True
         frame = frame.f_back
     return False

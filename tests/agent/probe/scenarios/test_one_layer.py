@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
 from mp_agent.node.accounting.progress import Progress
 from tests.agent.probe.rings import merge_layer_tables, merge_rings
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.lookup import walk_budget
+from mp_agent.probe.optimizers import live_objects
 from mp_agent.records.merged import MergedStep
 from tests.agent.probe.conftest import Watch
 from tests.agent.probe.rings import merge_layer_tables, merge_rings, read_ring
@@ -534,8 +534,8 @@ class TestOneAfterTheOther:
     def test_first_steps_are_measured_before_clipping_when_few_looks_at_all_objects_are_left(
         self, watch, monkeypatch, made, looks
     ):
-        monkeypatch.setattr(walk_budget, "WALKS_FREE", looks)
-        monkeypatch.setattr(walk_budget, "WALK_SHARE", 0.0)
+        monkeypatch.setattr(live_objects, "WALKS_FREE", looks)
+        monkeypatch.setattr(live_objects, "WALK_SHARE", 0.0)
         watched, expected = watch(), []
         models = [make_model(seed) for seed in range(3)]
         kept = [split(model) for model in models] if made == "all before" else []

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mp_agent.node.accounting.activations import first_nonfinite_gradient
-from mp_agent.probe.activations.modules import COMPILED
+from mp_agent.node.accounting.incidents import first_nonfinite_gradient
+from mp_agent.probe.instruments.activation_modules import COMPILED
 from mp_agent.records.columns import ACTIVATIONS
 from mp_agent.records.views import LayerView
 from tests.agent.probe.rings import RingContents

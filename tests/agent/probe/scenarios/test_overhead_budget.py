@@ -4,14 +4,14 @@ from math import isnan
 
 import pytest
 
-from mp_agent.probe.step import overhead_budget
+from mp_agent.probe.step import layer_schedule
 from tests.agent.probe.scenarios.test_device import Loop, sums_of
 
 
 @pytest.fixture
 def contents(watch, device, monkeypatch):
     """120 steps of which measuring takes longer than the step, on the device."""
-    monkeypatch.setattr(overhead_budget, "WINDOW_STEPS", 10)
+    monkeypatch.setattr(layer_schedule, "WINDOW_STEPS", 10)
     device.seconds_per_measurement = 100.0
     watched, loop = watch(overhead_budget=0.5), Loop()
     for _ in range(120):
@@ -57,7 +57,7 @@ def test_the_hosts_time_costs_nothing_while_the_device_is_behind(
     watch, device, monkeypatch, behind
 ):
     """The host waits then wherever it launches something, in the probe as anywhere else."""
-    monkeypatch.setattr(overhead_budget, "WINDOW_STEPS", 10)
+    monkeypatch.setattr(layer_schedule, "WINDOW_STEPS", 10)
     device.is_behind = behind
     watched, loop = watch(overhead_budget=1e-9), Loop()
     for _ in range(60):

@@ -13,9 +13,9 @@ from mp_agent.records.columns import ROUTERS
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 from tests.agent.node.nodes import merge_node_layers
+from tests.agent.probe.instruments.test_routers_statistics import reference
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import make_identity, read_ring
-from tests.agent.probe.routers.test_statistics import reference
 from tests.agent.probe.scenarios.test_routers import Model
 from tests.gloo import end_process_group
 

@@ -7,7 +7,7 @@ import torch
 
 import mp_agent
 from mp_agent.errors import SettingError
-from mp_agent.probe.recording.tensor_collections import tensor_collections
+from mp_agent.probe.instruments.tensors import tensor_collections
 from mp_agent.records.schema import Schema
 from mp_agent.records.tensor_collections import FACT, decode_collections
 from tests.agent.probe.rings import read_ring

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from mp_agent.probe.isolation import guard
+from mp_agent.probe import isolation
 from mp_agent.probe.probe import Probe
 from mp_agent.probe.recording import ring_schema
 from mp_agent.probe.recording.recorder import StepRecorder
@@ -73,7 +73,7 @@ def test_what_keeps_failing_costs_itself_alone_and_is_said_once(watch, monkeypat
     ]
     contents = watched.read()
     assert contents.state.unsupported == ("measuring gradients, which keeps failing",)
-    assert contents.state.probe_errors <= guard.FAILURES_AT_MOST + 1
+    assert contents.state.probe_errors <= isolation.FAILURES_AT_MOST + 1
     assert len(contents.records) == 50
     assert all(map(isfinite, contents.column("loss")))
 

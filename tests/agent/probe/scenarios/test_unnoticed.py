@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mp_agent.probe import rank_ring
+from mp_agent.probe import ring_connection
 from mp_agent.probe.attachment import Attachment
 from mp_agent.probe.processes import node_agent
-from mp_agent.probe.processes.detached import start_detached
-from mp_agent.probe.processes.exit import ExitHandler
-from mp_agent.probe.processes.node_agent import NodeAgentLauncher
-from mp_agent.probe.processes.signals import SignalLog
+from mp_agent.probe.processes.exit import ExitHandler, SignalLog
+from mp_agent.probe.processes.node_agent import NodeAgentLauncher, start_detached
 from mp_agent.ring import locations
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
@@ -32,7 +30,7 @@ class TestStartingAProcess:
         """In a process of its own: a test runner may have children."""
         program = (
             "import os\n"
-            "from mp_agent.probe.processes.detached import start_detached\n"
+            "from mp_agent.probe.processes.node_agent import start_detached\n"
             f"start_detached({_NOTHING!r}, os.environ)\n"
             "try:\n"
             "    print(os.wait())\n"
@@ -79,7 +77,7 @@ def test_a_ring_that_cannot_be_made_yet_is_made_later(tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(rank_ring, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(ring_connection, "RETRY_SECONDS", 0.0)
     attached = Attachment(Settings(dir=tmp_path, node_agent="none", run="r"), setting_errors=0)
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)

@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mp_agent
 from mp_agent.probe import api
-from mp_agent.probe.tensors.watched import CALLS_AT_MOST, NAMES_AT_MOST
+from mp_agent.probe.instruments.tensors import CALLS_AT_MOST, NAMES_AT_MOST
 from mp_agent.records.columns import GRADIENTS, TENSORS
+from tests.agent.probe.instruments import tensor_reference as reference
 from tests.agent.probe.rings import RingContents, read_ring
-from tests.agent.probe.tensors import tensor_reference as reference
 
 
 def train(watched: Any, steps: int, watch: Callable[[int, torch.Tensor], None]) -> None:

@@ -10,11 +10,11 @@ import torch
 
 from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.records.columns import TENSORS
-from mp_agent.records.slice_ratio import index_of, ratio_of
+from mp_agent.records.tensor_collections import index_of, ratio_of
 from mp_agent.ring import locations
 from tests.agent.node.nodes import merge_node_layers
+from tests.agent.probe.instruments import tensor_reference as reference
 from tests.agent.probe.rings import read_ring
-from tests.agent.probe.tensors import tensor_reference as reference
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mp_agent.probe.statistics.base import GradientStatistics
-from mp_agent.probe.statistics.host.cpu import CpuStatistics
-from mp_agent.probe.statistics.packed.statistics import PackedStatistics
+from mp_agent.probe.statistics.host import CpuStatistics
+from mp_agent.probe.statistics.packed import PackedStatistics
 
 MODULUS = 2**32
 

@@ -7,8 +7,8 @@ import torch
 
 from mp_agent.probe.statistics import distribution
 from mp_agent.probe.statistics.distribution import distribution_row
-from mp_agent.probe.statistics.host.cpu import CpuStatistics
-from mp_agent.probe.statistics.packed.statistics import PackedStatistics
+from mp_agent.probe.statistics.host import CpuStatistics
+from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.records.columns import DISTRIBUTION, EXPONENTS, exponent_column
 from tests.agent.distribution_reference import distribution_reference
 from tests.agent.probe.statistics.distributions import assert_distribution, beside_every_edge

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mp_agent.probe.statistics import GradientStatistics, for_device, table
-from mp_agent.probe.statistics.host.chunk import TALLY_COLUMNS, Tally
-from mp_agent.probe.statistics.host.cpu import CpuStatistics
-from mp_agent.probe.statistics.packed.statistics import PackedStatistics
+from mp_agent.probe.statistics.host import CpuStatistics
+from mp_agent.probe.statistics.host_chunk import TALLY_COLUMNS, Tally
+from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_COLUMNS, Tier
 from tests.agent.probe.statistics.gradients import DTYPES, LAYOUTS, VALUES, normal
 from tests.agent.probe.statistics.reference import assert_rows, by_name, expected_row

@@ -12,11 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mp_agent.probe.statistics import packed, packing
+from mp_agent.probe.statistics.fused.chunks import scalar_on
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
-from mp_agent.probe.statistics.fused.tables import scalar_on
-from mp_agent.probe.statistics.packed import packing
-from mp_agent.probe.statistics.packed import statistics as packed
-from mp_agent.probe.statistics.packed.statistics import PackedStatistics
+from mp_agent.probe.statistics.packed import PackedStatistics
 from tests.agent.probe.statistics.gradients import normal
 
 CPU = torch.device("cpu")
@@ -207,7 +206,7 @@ def fake_gpu() -> Iterator[None]:
         return torch.from_numpy(values).to(device)
 
     with (
-        patch("mp_agent.probe.statistics.packed.packing.send", send),
+        patch("mp_agent.probe.statistics.packing.send", send),
         FakeTensorMode(allow_non_fake_inputs=True),
         WithoutCudaBuild(),
     ):

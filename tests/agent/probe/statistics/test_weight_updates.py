@@ -5,8 +5,8 @@ from math import inf, nan
 import pytest
 import torch
 
-from mp_agent.probe.statistics import weight_updates
-from mp_agent.probe.statistics.weight_updates import LayerTensors, UpdateRule, update_row
+from mp_agent.probe.recording import weight_updates
+from mp_agent.probe.recording.weight_updates import LayerTensors, UpdateRule, update_row
 from mp_agent.records.columns import OPTIMIZER
 from tests.agent.update_reference import update_reference
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mp_agent.probe.optimizers.watched import Role
+from mp_agent.probe.optimizers.roles import Role
 from mp_agent.probe.step.boundaries import StepBoundaries
 
 

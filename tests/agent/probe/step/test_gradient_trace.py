@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from mp_agent.probe.optimizers.lookup.live_objects import LiveObjects
+from mp_agent.probe.optimizers.live_objects import LiveObjects
 from mp_agent.probe.optimizers.plan import MeasurementPlan, make_plan
-from mp_agent.probe.step.gradient_trace import GradientTrace
+from mp_agent.probe.step.thread_progress import GradientTrace
 from tests.agent.probe.small_model import make_model
 
 

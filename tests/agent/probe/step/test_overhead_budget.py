@@ -5,8 +5,7 @@ from math import nan
 import pytest
 
 from mp_agent.catalog.thresholds import DEFAULTS
-from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.overhead_budget import WINDOW_STEPS, OverheadBudget
+from mp_agent.probe.step.layer_schedule import WINDOW_STEPS, LayerSchedule, OverheadBudget
 
 
 def windows(budget: OverheadBudget, count: int, *, host: float = 0.0, device: float = 0.0) -> None:

@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 from mp_agent.probe.recording import recorder
-from mp_agent.probe.step import boundaries, parts
+from mp_agent.probe.step import boundaries, phases
 from tests.agent.probe.small_model import make_loss, make_model
 
 PARTS = ("data", "forward", "backward", "optimizer", "other")
@@ -33,7 +33,7 @@ class HostClock:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> HostClock:
     clock = HostClock()
-    for module in (parts, boundaries, recorder):
+    for module in (phases, boundaries, recorder):
         monkeypatch.setattr(module, "perf_counter", clock)
     return clock
 

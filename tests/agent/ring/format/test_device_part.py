@@ -8,7 +8,7 @@ import pytest
 
 from mp_agent.records.steps import LayerTable, StepRecord
 from mp_agent.ring.format.device_part import HostPart
-from mp_agent.ring.format.transfers import weights
+from mp_agent.ring.format.slots import weights
 from mp_agent.ring.reader import RingReader
 from mp_agent.ring.writer import RingWriter
 from tests.agent.ring.samples import identity, schema, step_record

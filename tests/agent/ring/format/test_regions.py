@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from mp_agent.node.collect.rank_source import RankSource
-from mp_agent.ring.format.regions import BYTES_KEPT
 from mp_agent.ring.reader import RingReader
-from mp_agent.ring.writer import RingWriter
+from mp_agent.ring.writer import BYTES_KEPT, RingWriter
 from tests.agent.ring import samples
 
 

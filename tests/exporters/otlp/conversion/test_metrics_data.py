@@ -3,9 +3,9 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.resources import Resource
 
-from mp_agent.catalog.snapshot import Family, Sample, Snapshot
-from mp_agent.exporters.otlp.conversion import metrics_data
-from mp_agent.exporters.otlp.conversion.metrics_data import Times, batches
+from mp_agent.catalog.metric import Family, Sample, Snapshot
+from mp_agent.exporters.otlp.conversion import events
+from mp_agent.exporters.otlp.conversion.events import Times, batches
 from tests.exporters.otlp.samples import (
     BORN_UNIX_NS,
     DURATION,
@@ -106,8 +106,8 @@ def many_layers(count: int, name: str = "model.layers.{}.weight") -> Snapshot:
 def test_batches_hold_each_series_once_and_are_of_bearable_size(
     points, characters, count, monkeypatch
 ):
-    monkeypatch.setattr(metrics_data, "POINTS_MAX", points)
-    monkeypatch.setattr(metrics_data, "LABEL_CHARACTERS_MAX", characters)
+    monkeypatch.setattr(events, "POINTS_MAX", points)
+    monkeypatch.setattr(events, "LABEL_CHARACTERS_MAX", characters)
     shown = many_layers(count)
     sent = requests(shown)
     sizes = [

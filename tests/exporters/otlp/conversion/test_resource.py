@@ -1,7 +1,7 @@
 import os
 import socket
 
-from mp_agent.exporters.otlp.conversion.resource import (
+from mp_agent.exporters.otlp.conversion.events import (
     instance_id,
     kubernetes_attributes,
     make_resource,

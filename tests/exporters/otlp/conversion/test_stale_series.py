@@ -9,8 +9,8 @@ from mp_agent.exporters.otlp.conversion.stale_series import (
     SentSeries,
     flag_no_recorded_value,
 )
-from mp_agent.exporters.otlp.signal_sources import MetricSource
-from mp_agent.exporters.otlp.transport.exporter import ExportError
+from mp_agent.exporters.otlp.signal_pusher import MetricSource
+from mp_agent.exporters.otlp.transport.client import ExportError
 from tests.exporters.otlp.samples import (
     DURATION,
     PHASE,

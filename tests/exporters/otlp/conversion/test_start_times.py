@@ -1,4 +1,4 @@
-from mp_agent.exporters.otlp.conversion.start_times import StartTimes
+from mp_agent.exporters.otlp.conversion.stale_series import StartTimes
 from tests.exporters.otlp.samples import DURATION, LOSS, STEPS, duration, family, snapshot, steps
 
 KEY = (STEPS.name, ("llama",))

@@ -12,9 +12,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceResponse,
 )
 
-from mp_agent.exporters.otlp.conversion import metrics_data
-from mp_agent.exporters.otlp.conversion.metrics_data import Times, batches
-from mp_agent.exporters.otlp.conversion.resource import make_resource
+from mp_agent.exporters.otlp.conversion import events
+from mp_agent.exporters.otlp.conversion.events import Times, batches, make_resource
 from mp_agent.exporters.otlp.conversion.stale_series import NoRecordedValues
 from mp_agent.exporters.otlp.transport.client import (
     SPLITS_WITHOUT_SUCCESS_MAX,
@@ -57,7 +56,7 @@ def layers_of(requests: list[Any]) -> set[str]:
 
 
 def test_halves_hold_every_point_once_and_are_of_the_same_kind(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics_data, "POINTS_MAX", 10**6)
+    monkeypatch.setattr(events, "POINTS_MAX", 10**6)
     (whole,) = batches(everything(), Times(0, {}, {}), make_resource(tmp_path))
     gone = NoRecordedValues(whole.resource_metrics)
 

@@ -11,7 +11,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 
 from mp_agent.catalog.metric import Kind
 from mp_agent.catalog.metrics import METRICS
-from mp_agent.exporters.otlp.conversion.metrics_data import PROCESS_METRICS
+from mp_agent.exporters.otlp.conversion.events import PROCESS_METRICS
 from mp_agent.version import __version__
 from tests.exporters.otlp.conversion.test_metrics_data import many_layers
 from tests.exporters.otlp.grpc_collector import Collector, grpc_collector

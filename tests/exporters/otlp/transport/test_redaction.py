@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from mp_agent.exporters.otlp.transport.redaction import LogCapture, Redactor
+from mp_agent.exporters.otlp.environment import LogCapture, Redactor
 
 SECRET = "s3cr3t/+="
 

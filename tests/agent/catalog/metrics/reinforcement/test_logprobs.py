@@ -8,10 +8,9 @@ import torch
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.accumulator import Accumulator
-from mp_agent.node.accounting.counters import CounterStore
+from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
 from mp_agent.node.accounting.progress import Progress
-from mp_agent.probe.logprobs.comparison import LogprobComparison, joined, refused_row
+from mp_agent.probe.instruments.logprobs import LogprobComparison, joined, refused_row
 from mp_agent.records.columns import LOGPROBS, by_name
 from mp_agent.records.merged import MergedStep
 from tests.agent.node.builders import make_run_view, merged_step

@@ -14,7 +14,7 @@ from mp_agent.probe.statistics.fused import launches
 from mp_agent.probe.statistics.fused.distribution import count
 from mp_agent.probe.statistics.fused.distribution import launches as distribution_launches
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
-from mp_agent.probe.statistics.packed.statistics import PackedStatistics
+from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.records.columns import DISTRIBUTION
 from tests.agent.probe.statistics.distributions import assert_distribution, beside_every_edge
 from tests.agent.probe.statistics.gradients import LAYOUTS, VALUES, normal
@@ -179,7 +179,7 @@ def test_the_tables_are_those_of_the_layers(
     statistics.layers(gradients, 1.0)
     for name in ("make_chunk_tables", "send"):
         monkeypatch.setattr(
-            f"mp_agent.probe.statistics.fused.tables.{name}",
+            f"mp_agent.probe.statistics.fused.chunks.{name}",
             lambda *_: pytest.fail("the tables were made or sent again"),
         )
     assert_distribution(statistics.distribution(gradients, 1.0, None), gradients)

@@ -41,7 +41,7 @@ def no_stock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail where the kernels leave a gradient to stock operations."""
     for name in ("layers", "totals"):
         monkeypatch.setattr(
-            f"mp_agent.probe.statistics.packed.statistics.PackedStatistics.{name}",
+            f"mp_agent.probe.statistics.packed.PackedStatistics.{name}",
             lambda *_: pytest.fail("measured with stock operations"),
         )
 
@@ -124,7 +124,7 @@ def test_a_gradient_that_is_none_at_some_steps_keeps_the_tables(
     expected = [expected_row([gradient]) for gradient in gradients]
     assert_rows(statistics.layers(gradients, 1.0), expected)
     monkeypatch.setattr(
-        "mp_agent.probe.statistics.fused.tables.make_chunk_tables",
+        "mp_agent.probe.statistics.fused.chunks.make_chunk_tables",
         lambda *_: pytest.fail("the tables were made again"),
     )
     for missing in (0, 3):

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from mp_agent.probe.statistics import for_device
-from mp_agent.probe.statistics.fused import build, compile
-from mp_agent.probe.statistics.packed.statistics import PackedStatistics
+from mp_agent.probe.statistics.fused import build
+from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
 CUDA = torch.device("cuda", 0)
@@ -124,12 +124,12 @@ def test_each_set_of_kernels_is_compiled_by_a_module_of_its_own(
     compiled: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
-        compile,
+        build,
         "import_module",
         lambda name: SimpleNamespace(compile_all=lambda: compiled.append(name)),
     )
-    assert compile.main([]) == 0
-    assert compile.main(["--distribution"]) == 0
+    assert build.main([]) == 0
+    assert build.main(["--distribution"]) == 0
     of_gradients, of_distribution = build.GRADIENT_KERNELS.module, build.DISTRIBUTION_KERNELS.module
     assert compiled == [of_gradients, of_gradients, of_distribution]
 

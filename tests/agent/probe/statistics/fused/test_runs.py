@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mp_agent.probe.statistics.fused.runs import RUNS_AT_MOST, StridedRows, runs_of
+from mp_agent.probe.statistics.fused.chunks import RUNS_AT_MOST, StridedRows, runs_of
 from tests.agent.probe.statistics.gradients import LAYOUTS
 
 

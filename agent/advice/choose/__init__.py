@@ -1,1 +1,0 @@
-"""Each part of a plan, from what was measured; without torch."""

@@ -1,1 +1,0 @@
-"""What log files are made of: checksums, protobuf messages."""

@@ -1,0 +1,202 @@
+"""Reads the text logs of DeepSpeed, fairseq and Megatron."""
+
+import re
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mp_agent.backtest.log.rows import Problems, Row
+from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
+from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows
+from mp_agent.errors import LogError, SourceError
+from mp_agent.inputs.files import parse_json, read_lines
+
+LINE_CHARACTERS_MAX = 20_000
+"""A longer line holds no step of a trainer; a progress bar may."""
+_STATES_CHARACTERS_MAX = 1 << 24
+"""Of all states of a progress bar."""
+
+NUMBER = (
+    r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|NaN|NAN|inf|Inf|INF|Infinity)"
+)
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line; of a progress bar, each state. Raises OSError."""
+    for number, line in read_lines(path, _STATES_CHARACTERS_MAX):
+        for part in line.split("\r"):
+            if part and len(part) <= LINE_CHARACTERS_MAX:
+                yield number, _ESCAPES.sub("", part)
+
+
+def stamp(line: str) -> float | None:
+    """Return the time that a line bears near its beginning, as Unix seconds; None without one."""
+    found = _STAMP.search(line, 0, 120)
+    if found is None:
+        return None
+    date, clock, fraction = found.groups()
+    try:
+        # Without a zone it is only compared with other lines.
+        seconds = datetime.fromisoformat(f"{date}T{clock}+00:00").timestamp()
+    except ValueError:
+        return None
+    return seconds + (float(f"0.{fraction}") if fraction else 0.0)
+
+
+_DEEPSPEED_NAME = "deepspeed"
+_STEP = re.compile(rf"step=(\d+), skipped=(\d+), lr=\[({NUMBER})")
+_LOSS = re.compile(rf"steps: (\d+) loss: ({NUMBER})(?: iter time \(s\): ({NUMBER}))?")
+_DEEPSPEED_OVERFLOW = re.compile(
+    rf"OVERFLOW! Rank 0 Skipping step\. Attempted loss scale: ({NUMBER})"
+)
+_OVERFLOW_BEFORE = re.compile(rf"Reducing dynamic loss scale from ({NUMBER}) to")
+_DEEPSPEED_MARKS = re.compile(
+    rb"step=\d+, skipped=\d+, lr=\[|OVERFLOW! Rank \d+ Skipping step|Reducing dynamic loss scale"
+)
+
+
+def _recognises_deepspeed(path: Path, head: bytes) -> bool:
+    return _DEEPSPEED_MARKS.search(head) is not None
+
+
+def _read_deepspeed(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
+    rows = bounded_rows(_rows_deepspeed(path))
+    if not rows:
+        raise LogError("holds no line `step=N, skipped=N, lr=[…]` and no overflow")
+    if any("skipped" in row for _, row in rows):
+        # Each skip has a line of its own, with its scale.
+        for _, row in rows:
+            row.pop("skipped_cumulative", None)
+    return [log_of_rows(path, _DEEPSPEED_NAME, rows, options, problems=Problems())]
+
+
+def _rows_deepspeed(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    step = 0
+    for number, line in lines_of(path):
+        if found := _STEP.search(line):
+            step = int(found[1])
+            row: dict[str, Any] = {
+                "skipped_cumulative": float(found[2]),
+                "learning_rate": float(found[3]),
+            }
+        elif found := _LOSS.search(line):
+            step = int(found[1])
+            row = {"loss": float(found[2])}
+            if found[3]:
+                row["step_seconds"] = float(found[3])
+        elif found := _DEEPSPEED_OVERFLOW.search(line) or _OVERFLOW_BEFORE.search(line):
+            row = {"loss_scale": float(found[1]), "skipped": 1.0}
+        else:
+            continue
+        time_seconds = stamp(line)
+        yield number, {"step": step, **row, **({"timestamp": time_seconds} if time_seconds else {})}
+
+
+DEEPSPEED = LogFormat(_DEEPSPEED_NAME, _recognises_deepspeed, _read_deepspeed)
+
+
+_FAIRSEQ_NAME = "fairseq"
+_FAIRSEQ_FIELD = re.compile(rf"\b([a-z][a-z0-9_]*)=({NUMBER})(?=[,\s]|$)")
+_FAIRSEQ_OVERFLOW = re.compile(
+    rf"overflow detected, (?:ignoring gradient, )?setting (?:loss )?scale to:? (?:from \S+ to )?"
+    rf"({NUMBER})"
+)
+_SCALE_FACTOR = 2.0
+"""By which an overflow divides the scale: the note has the one after it."""
+_FAIRSEQ_MARKS = re.compile(rb"num_updates\"?[=:]\s*\"?\d|overflow detected, (?:ignoring|setting)")
+
+
+def _recognises_fairseq(path: Path, head: bytes) -> bool:
+    return _FAIRSEQ_MARKS.search(head) is not None
+
+
+def _read_fairseq(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
+    rows = bounded_rows(_rows_fairseq(path))
+    if not rows:
+        raise LogError("holds no line with num_updates and no overflow")
+    return [log_of_rows(path, _FAIRSEQ_NAME, rows, options, problems=Problems())]
+
+
+def _rows_fairseq(path: Path) -> Iterator[Row]:
+    step = 0
+    for number, line in lines_of(path):
+        row: dict[str, Any] = {}
+        if found := _FAIRSEQ_OVERFLOW.search(line):
+            row = {"loss_scale": float(found[1]) * _SCALE_FACTOR, "skipped": 1.0}
+        elif "num_updates" in line and "valid" not in line and "| train |" not in line:
+            row = _fields(line)
+            if "num_updates" not in row:
+                continue
+            step = int(row.pop("num_updates"))
+        if not row:
+            continue
+        time_seconds = stamp(line)
+        yield number, {"step": step, **row, **({"timestamp": time_seconds} if time_seconds else {})}
+
+
+def _fields(line: str) -> dict[str, Any]:
+    """Return the numbers of a line; one that cannot be read is left out."""
+    begin = line.find("{")
+    if begin < 0:
+        return {name: float(value) for name, value in _FAIRSEQ_FIELD.findall(line)}
+    try:
+        content = parse_json(line[begin:])
+        fields = dict(content)
+        return {**fields, "num_updates": float(fields["num_updates"])}
+    except (SourceError, TypeError, ValueError, KeyError, OverflowError):
+        return {}
+
+
+FAIRSEQ = LogFormat(_FAIRSEQ_NAME, _recognises_fairseq, _read_fairseq)
+
+
+_MEGATRON_NAME = "megatron"
+_LINE = re.compile(r"iteration\s+(\d+)\s*/\s*\d+\s*\|")
+_MEGATRON_FIELD = re.compile(rf"\|\s*([a-zA-Z][\w ()-]*?):\s*({NUMBER})\s*(?=\||$)")
+_SKIPPED, _MILLISECONDS = "number of skipped iterations", "elapsed time per iteration (ms)"
+_SECONDS = "elapsed time per iteration (s)"
+_RENAMED = {
+    "lm loss": "loss",
+    "mlm loss": "loss",
+    "loss scale": "loss_scale",
+    "grad norm": "grad_norm",
+    "learning rate": "learning_rate",
+    _SECONDS: "step_seconds",
+}
+
+
+def _recognises_megatron(path: Path, head: bytes) -> bool:
+    return (
+        re.search(rb"iteration\s+\d+\s*/\s*\d+\s*\|.*elapsed time per iteration", head) is not None
+    )
+
+
+def _read_megatron(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
+    rows = bounded_rows(_rows_megatron(path))
+    if not rows:
+        raise LogError("holds no line `iteration N/ TOTAL | …`")
+    return [log_of_rows(path, _MEGATRON_NAME, rows, options, problems=Problems())]
+
+
+def _rows_megatron(path: Path) -> Iterator[Row]:
+    for number, line in lines_of(path):
+        found = _LINE.search(line)
+        if found is None:
+            continue
+        fields: dict[str, float] = {}
+        for name, value in _MEGATRON_FIELD.findall(line[found.end() - 1 :]):
+            fields[_RENAMED.get(name.strip(), name.strip())] = float(value)
+        if _SKIPPED in fields:
+            fields["skipped_since_last"] = fields.pop(_SKIPPED)
+        if _MILLISECONDS in fields:
+            fields["step_seconds"] = fields.pop(_MILLISECONDS) / 1000
+        time_seconds = stamp(line)
+        if time_seconds is not None:
+            fields["timestamp"] = time_seconds
+        yield number, {"step": int(found[1]), **fields}
+
+
+MEGATRON = LogFormat(_MEGATRON_NAME, _recognises_megatron, _read_megatron)

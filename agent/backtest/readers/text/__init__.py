@@ -1,1 +1,0 @@
-"""Logs that were printed for people: lines with numbers among other lines."""

@@ -1,0 +1,205 @@
+"""Metrics of what modules return."""
+
+from collections.abc import Callable, Mapping
+from math import isfinite, sqrt
+
+from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.records.columns import ACTIVATIONS
+from mp_agent.records.merged import StepTransition
+from mp_agent.records.views import LayerView, RunView
+
+Row = Mapping[str, float]
+
+
+def nonfinite_elements(row: Row) -> float:
+    """Return the NaN and Inf elements of a row together."""
+    return row.get("nan_elements", 0.0) + row.get("inf_elements", 0.0)
+
+
+def mean(row: Row) -> float | None:
+    """Return the mean of the finite elements; None without any."""
+    elements = _finite_elements(row)
+    return row["sum"] / elements if elements and "sum" in row else None
+
+
+def standard_deviation(row: Row) -> float | None:
+    """Return the standard deviation of the finite elements; None beyond float64, or without any.
+
+    Of squares in float64: right to eight digits where it is at least 1/10 000 of the mean.
+    """
+    elements, center = _finite_elements(row), mean(row)
+    if not elements or center is None or "sum_squares" not in row:
+        return None
+    variance = row["sum_squares"] / elements - center * center
+    return sqrt(max(0.0, variance)) if isfinite(variance) else None
+
+
+def zero_share(row: Row) -> float | None:
+    """Return the share of the elements that are zero."""
+    elements = row.get("elements", 0.0)
+    return row.get("zero_elements", 0.0) / elements if elements else None
+
+
+def _finite_elements(row: Row) -> float:
+    return row.get("elements", 0.0) - nonfinite_elements(row)
+
+
+def _of_run(read: Callable[[Row], float | None]) -> Callable[[RunView], Reading]:
+    def read_run(run: RunView) -> Reading:
+        row = run.families.get(ACTIVATIONS.name)
+        return None if row is None else read(row)
+
+    return read_run
+
+
+def _of_step(count: Callable[[Row], float]) -> Callable[[StepTransition], Reading]:
+    def count_step(change: StepTransition) -> Reading:
+        return count(change.step.families.get(ACTIVATIONS.name, {}))
+
+    return count_step
+
+
+def _first_nonfinite(run: RunView) -> Reading:
+    first = run.first_nonfinite_output
+    return None if first is None else {(str(first.step), first.layer): 1.0}
+
+
+def _first_nonfinite_gradient(run: RunView) -> Reading:
+    first = run.first_nonfinite_gradient
+    return None if first is None else {(str(first.step), first.layer, first.place): 1.0}
+
+
+ACTIVATION_METRICS = (
+    Metric(
+        name="mp_agent.activation.abs_max",
+        unit="{activation}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Largest finite magnitude in the outputs of all modules in the first forward pass of "
+        "a sampled step.",
+        read=_of_run(lambda row: row.get("abs_max")),
+    ),
+    Metric(
+        name="mp_agent.activation.mean",
+        unit="{activation}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Mean of the finite elements of those outputs.",
+        read=_of_run(mean),
+    ),
+    Metric(
+        name="mp_agent.activation.std",
+        unit="{activation}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Standard deviation of the finite elements of those outputs.",
+        read=_of_run(standard_deviation),
+    ),
+    Metric(
+        name="mp_agent.activation.zero",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Share of the elements of those outputs that are exactly zero.",
+        read=_of_run(zero_share),
+    ),
+    Metric(
+        name="mp_agent.activation.nonfinite.elements",
+        unit="{element}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="NaN and Inf elements in outputs of modules, in the steps that were sampled.",
+        count=_of_step(nonfinite_elements),
+    ),
+    Metric(
+        name="mp_agent.activation.near_overflow.elements",
+        unit="{element}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Finite elements of FP16 outputs of modules with a magnitude above the threshold "
+        "fp16_near_overflow, in the steps that were sampled.",
+        thresholds=("fp16_near_overflow",),
+        count=_of_step(lambda row: row.get("near_overflow_elements", 0.0)),
+    ),
+    Metric(
+        name="mp_agent.activation.first_nonfinite.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("step", "layer"),
+        help="The module that was the first of a forward pass to return NaN or Inf, at the first "
+        "of the latest sampled steps in a row that had any.",
+        read=_first_nonfinite,
+    ),
+    Metric(
+        name="mp_agent.activation.first_nonfinite_gradient.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("step", "layer", "place"),
+        help="The module in which the first NaN or Inf of a backward pass arose (place within), or "
+        "after which it arose in a function or the loss (place after), at the first of the latest "
+        "sampled steps in a row that had any. Of several modules with the same input the first "
+        "is named. None where the forward pass was not finite.",
+        read=_first_nonfinite_gradient,
+    ),
+)
+
+
+def _of_layer(read: Callable[[Row], float | None]) -> Callable[[LayerView], Reading]:
+    def read_layer(layer: LayerView) -> Reading:
+        return read(layer.values) if layer.judged else None
+
+    return read_layer
+
+
+ACTIVATION_LAYER_METRICS = (
+    Metric(
+        name="mp_agent.layer.activation.abs_max",
+        unit="{activation}",
+        kind=Kind.GAUGE,
+        scope=Scope.LAYER,
+        family=ACTIVATIONS.name,
+        help="Largest finite magnitude in the module's output, in the first forward pass of a "
+        "sampled step.",
+        read=_of_layer(lambda row: row.get("abs_max")),
+    ),
+    Metric(
+        name="mp_agent.layer.activation.mean",
+        unit="{activation}",
+        kind=Kind.GAUGE,
+        scope=Scope.LAYER,
+        family=ACTIVATIONS.name,
+        help="Mean of the finite elements of the module's output.",
+        gives_way=True,
+        read=_of_layer(mean),
+    ),
+    Metric(
+        name="mp_agent.layer.activation.std",
+        unit="{activation}",
+        kind=Kind.GAUGE,
+        scope=Scope.LAYER,
+        family=ACTIVATIONS.name,
+        help="Standard deviation of the finite elements of the module's output.",
+        read=_of_layer(standard_deviation),
+    ),
+    Metric(
+        name="mp_agent.layer.activation.zero",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.LAYER,
+        family=ACTIVATIONS.name,
+        help="Share of the elements of the module's output that are exactly zero.",
+        gives_way=True,
+        read=_of_layer(zero_share),
+    ),
+    Metric(
+        name="mp_agent.layer.activation.nonfinite.elements",
+        unit="{element}",
+        kind=Kind.COUNTER,
+        scope=Scope.LAYER,
+        family=ACTIVATIONS.name,
+        help="NaN and Inf elements in the module's output, in the steps that were sampled.",
+        count=lambda layer: nonfinite_elements(layer.values),
+    ),
+)

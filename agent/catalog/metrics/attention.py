@@ -1,0 +1,163 @@
+"""Metrics of attention and output logits."""
+
+from collections.abc import Callable
+
+from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.records.columns import ATTENTION, LOGITS
+from mp_agent.records.views import LayerView, RunView
+
+
+def _largest(run: RunView) -> Reading:
+    return run.families.get(ATTENTION.name, {}).get("logit_max")
+
+
+def _attention_growth(run: RunView) -> Reading:
+    return None if run.health.logits is None else run.health.logits.attention_growth
+
+
+def _high_layers(run: RunView) -> Reading:
+    logits = run.health.logits
+    return {(name,): 1.0 for name in logits.high_names} if logits else None
+
+
+def _largest_of_layer(layer: LayerView) -> Reading:
+    return layer.values.get("logit_max") if layer.judged else None
+
+
+ATTENTION_METRICS = (
+    Metric(
+        name="mp_agent.attention.logit.max",
+        unit="{logit}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Largest attention logit (scaled product of query and key, with the mask or bias "
+        "added) of a few heads and positions of each attention module, in the first forward pass "
+        "of a sampled step.",
+        read=_largest,
+    ),
+    Metric(
+        name="mp_agent.attention.logit.growth",
+        unit="{factor}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Median of the last three samples of that logit, divided by the median of the run's "
+        "earlier half of samples, or by 1 where that is less. Absent before 8 samples.",
+        read=_attention_growth,
+    ),
+    Metric(
+        name="mp_agent.attention.nonfinite.logits",
+        unit="{logit}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Attention logits that were NaN or Inf, of those looked at, in the steps that were "
+        "sampled.",
+        count=lambda change: change.step.families.get(ATTENTION.name, {}).get(
+            "nonfinite_elements", 0.0
+        ),
+    ),
+    Metric(
+        name="mp_agent.attention.high_layer.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("layer",),
+        thresholds=("attention_logit_high",),
+        help="A module whose largest attention logit was above its limit in the latest sample; 10 "
+        "at most, those with the largest.",
+        read=_high_layers,
+    ),
+)
+
+ATTENTION_LAYER_METRICS = (
+    Metric(
+        name="mp_agent.layer.attention.logit.max",
+        unit="{logit}",
+        kind=Kind.GAUGE,
+        scope=Scope.LAYER,
+        family=ATTENTION.name,
+        help="Largest attention logit of a few heads and positions of the module, in the first "
+        "forward pass of a sampled step.",
+        read=_largest_of_layer,
+    ),
+)
+
+
+def _of_run(column: str) -> Callable[[RunView], Reading]:
+    return lambda run: run.families.get(LOGITS.name, {}).get(column)
+
+
+def _mean(run: RunView) -> Reading:
+    row = run.families.get(LOGITS.name, {})
+    rows = row.get("rows", 0.0) - row.get("nonfinite_rows", 0.0)
+    return row["logsumexp_sum"] / rows if rows and "logsumexp_sum" in row else None
+
+
+def _size(run: RunView) -> Reading:
+    return None if run.health.logits is None else run.health.logits.logsumexp_size
+
+
+def _output_growth(run: RunView) -> Reading:
+    return None if run.health.logits is None else run.health.logits.logsumexp_growth
+
+
+OUTPUT_LOGIT_METRICS = (
+    Metric(
+        name="mp_agent.output.logit.max",
+        unit="{logit}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Largest finite logit of a few rows that cross_entropy was given, in the first "
+        "forward pass of a sampled step.",
+        read=_of_run("logit_max"),
+    ),
+    Metric(
+        name="mp_agent.output.logsumexp.max",
+        unit="{logit}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Largest log-sum-exp (log Z, by which softmax normalizes) of those rows.",
+        read=_of_run("logsumexp_max"),
+    ),
+    Metric(
+        name="mp_agent.output.logsumexp.min",
+        unit="{logit}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Smallest log-sum-exp of those rows.",
+        read=_of_run("logsumexp_min"),
+    ),
+    Metric(
+        name="mp_agent.output.logsumexp.mean",
+        unit="{logit}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Mean log-sum-exp of those rows, of those where it is finite.",
+        read=_mean,
+    ),
+    Metric(
+        name="mp_agent.output.logsumexp.size",
+        unit="{logit}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Largest magnitude of a log-sum-exp of those rows.",
+        read=_size,
+    ),
+    Metric(
+        name="mp_agent.output.logsumexp.growth",
+        unit="{factor}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Median of the last three samples of that magnitude, divided by the median of the "
+        "run's earlier half of samples, or by 1 where that is less. Absent before 8 samples.",
+        read=_output_growth,
+    ),
+    Metric(
+        name="mp_agent.output.nonfinite.rows",
+        unit="{row}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Rows whose log-sum-exp was NaN or Inf, of those looked at, in the steps that were "
+        "sampled.",
+        count=lambda change: change.step.families.get(LOGITS.name, {}).get("nonfinite_rows", 0.0),
+    ),
+)

@@ -1,1 +1,0 @@
-"""Metrics of attention logits and output logits."""

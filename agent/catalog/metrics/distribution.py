@@ -1,0 +1,261 @@
+"""Metrics of the distribution of magnitudes, and of tensor collections."""
+
+from collections.abc import Callable, Mapping
+from math import floor, log2, sqrt
+
+from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metrics.gradients import deviation, mean, of_fp16
+from mp_agent.catalog.metrics.optimizer import Quantity
+from mp_agent.records.columns import DISTRIBUTION, EXPONENTS, GRADIENTS, exponent_column
+from mp_agent.records.views import CollectionView, LayerView, RunView
+
+_FP16_MAX = 65504.0
+_FP16_SMALLEST = 2.0**-24
+_FLUSHED = {
+    "half": "flushed_at_half_elements",
+    "in_force": "flushed_elements",
+    "double": "flushed_at_double_elements",
+}
+_WIDTH = EXPONENTS[1] - EXPONENTS[0]
+
+
+def _values(run: RunView) -> Mapping[str, float]:
+    return run.families.get(DISTRIBUTION.name, {})
+
+
+def _of_run(quantity: Quantity) -> Callable[[RunView], Reading]:
+    return lambda run: quantity(_values(run))
+
+
+def _of_layer(quantity: Quantity) -> Callable[[LayerView], Reading]:
+    return lambda layer: quantity(layer.values) if layer.judged else None
+
+
+def _flushed(run: RunView) -> Reading:
+    return {(scale,): of_fp16(column)(_values(run)) for scale, column in _FLUSHED.items()}
+
+
+def _exponents(run: RunView) -> Reading:
+    values = _values(run)
+    return {
+        (f"{2.0 ** (exponent + _WIDTH):g}",): values.get(exponent_column(exponent))
+        for exponent in EXPONENTS
+    }
+
+
+def _low_headroom(run: RunView) -> Reading:
+    """Take logarithms one by one: the product may be beyond float64."""
+    judged = run.judged
+    smallest = None if judged is None else judged.get("abs_min")
+    if judged is None or not smallest or not judged.loss_scale:
+        return None
+    return log2(smallest) + log2(judged.loss_scale) - log2(_FP16_SMALLEST)
+
+
+def _best_scale(run: RunView) -> Reading:
+    """Return a power of two at which one more doubling still fits."""
+    judged = run.judged
+    largest = None if judged is None else judged.get("abs_max")
+    if judged is None or not largest or not judged.loss_scale:
+        return None
+    exponent = floor(log2(_FP16_MAX) - log2(largest)) - 1
+    return 2.0**exponent if -1000 < exponent < 1000 else None
+
+
+DISTRIBUTION_METRICS = (
+    Metric(
+        name="mp_agent.grad.mean",
+        unit="{gradient}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Mean of all elements of the unscaled gradients.",
+        read=_of_run(mean),
+    ),
+    Metric(
+        name="mp_agent.grad.deviation",
+        unit="{gradient}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Standard deviation of all elements of the unscaled gradients.",
+        read=_of_run(deviation),
+    ),
+    Metric(
+        name="mp_agent.grad.exponent.elements",
+        unit="{element}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("below",),
+        help="Gradient elements by magnitude, unscaled: those below the label's value and not "
+        "below a 16th of it; the first also has all smaller ones but zero, the last all larger "
+        "ones.",
+        read=_exponents,
+    ),
+    Metric(
+        name="mp_agent.grad.fp16.flushed",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("scale",),
+        help="Share of the non-zero gradient elements that FP16 rounds to zero: at the loss scale "
+        "in_force, and as it would be at half and at double that scale. Zeros that FP16 already "
+        "made are not seen. Absent without a loss scale.",
+        read=_flushed,
+    ),
+    Metric(
+        name="mp_agent.grad.fp16.subnormal",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Share of the non-zero gradient elements that are subnormal in FP16 at the loss scale "
+        "in force, with fewer significant bits the smaller they are.",
+        read=_of_run(of_fp16("subnormal_elements")),
+    ),
+    Metric(
+        name="mp_agent.grad.fp16.near_overflow",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Share of the non-zero gradient elements above 60 000 at the loss scale in force.",
+        read=_of_run(of_fp16("near_overflow_elements")),
+    ),
+    Metric(
+        name="mp_agent.grad.fp16.overflow_at_double",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Share of the non-zero gradient elements that would be Inf in FP16 at twice the loss "
+        "scale in force.",
+        read=_of_run(of_fp16("overflow_at_double_elements")),
+    ),
+    Metric(
+        name="mp_agent.grad.fp16.headroom_low",
+        unit="{bit}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Halvings that the smallest non-zero scaled gradient is away from FP16's smallest "
+        "number, same step as the norm; negative below it. Absent without a loss scale.",
+        read=_low_headroom,
+    ),
+    Metric(
+        name="mp_agent.loss_scale.best",
+        unit="{scale}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Largest power of two at which the largest gradient of the step still fits into FP16 "
+        "with a factor of two to spare. Absent without a loss scale.",
+        read=_best_scale,
+    ),
+)
+
+DISTRIBUTION_LAYER_METRICS = (
+    Metric(
+        name="mp_agent.layer.grad.deviation",
+        unit="{gradient}",
+        kind=Kind.GAUGE,
+        scope=Scope.LAYER,
+        family=DISTRIBUTION.name,
+        gives_way=True,
+        help="Standard deviation of the elements of the layer's unscaled gradient.",
+        read=_of_layer(deviation),
+    ),
+    Metric(
+        name="mp_agent.layer.grad.fp16.flushed",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.LAYER,
+        family=DISTRIBUTION.name,
+        help="Share of the layer's non-zero gradient elements that FP16 rounds to zero at the loss "
+        "scale in force.",
+        read=_of_layer(of_fp16("flushed_elements")),
+    ),
+)
+
+
+def _of_family(family: str, quantity: Quantity) -> Callable[[CollectionView], float | None]:
+    def read(collection: CollectionView) -> float | None:
+        values = collection.families.get(family)
+        return None if values is None else quantity(values)
+
+    return read
+
+
+def _gauge(
+    name: str, unit: str, text: str, read: Callable[[CollectionView], float | None]
+) -> Metric:
+    def read_run(run: RunView) -> Reading:
+        return {(label,): read(collection) for label, collection in run.collections.items()}
+
+    return Metric(
+        name=f"mp_agent.collection.{name}",
+        unit=unit,
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("collection",),
+        help=text,
+        read=read_run,
+    )
+
+
+def _gradient(name: str, unit: str, text: str, quantity: Quantity) -> Metric:
+    return _gauge(f"grad.{name}", unit, text, _of_family(GRADIENTS.name, quantity))
+
+
+def _distribution(name: str, unit: str, text: str, quantity: Quantity) -> Metric:
+    needs = " Absent without measure_distribution."
+    return _gauge(f"grad.{name}", unit, text + needs, _of_family(DISTRIBUTION.name, quantity))
+
+
+COLLECTION_METRICS = (
+    _gauge(
+        "layers",
+        "{layer}",
+        "Layers of a collection, which the script defines by mp_agent.collection; 0 if no name of "
+        "a parameter matches.",
+        lambda collection: float(collection.layers),
+    ),
+    _gradient(
+        "norm",
+        "{norm}",
+        "L2 norm of the collection's unscaled gradients before clipping, at the last sampled step "
+        "that counts.",
+        lambda values: sqrt(values["sum_squares"]),
+    ),
+    _gradient(
+        "abs_max",
+        "{gradient}",
+        "Largest gradient magnitude in the collection.",
+        lambda values: values.get("abs_max"),
+    ),
+    _gradient(
+        "abs_min",
+        "{gradient}",
+        "Smallest gradient magnitude in the collection other than zero; absent when all are zero.",
+        lambda values: values.get("abs_min"),
+    ),
+    _gauge(
+        "grad.nonfinite.elements",
+        "{element}",
+        "NaN and Inf gradient elements of the collection at the last sampled step, also one that "
+        "does not count.",
+        lambda collection: collection.nonfinite_elements if collection.layers else None,
+    ),
+    _distribution(
+        "mean",
+        "{gradient}",
+        "Mean of all elements of the collection's unscaled gradients.",
+        mean,
+    ),
+    _distribution(
+        "deviation",
+        "{gradient}",
+        "Standard deviation of all elements of the collection's unscaled gradients.",
+        deviation,
+    ),
+    _distribution(
+        "fp16.near_overflow",
+        "1",
+        "Share of the collection's non-zero gradient elements above 60 000 at the loss scale in "
+        "force; absent without a loss scale.",
+        of_fp16("near_overflow_elements"),
+    ),
+)

@@ -1,1 +1,0 @@
-"""Metrics of what FP8 makes of the operands of linear layers."""

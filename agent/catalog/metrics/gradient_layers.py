@@ -1,0 +1,447 @@
+"""Metrics of norms, of layers, of a rank's own gradients and of replicas."""
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+
+from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metrics.gradients import OPTIMIZER
+from mp_agent.catalog.thresholds import level_label
+from mp_agent.records.columns import LOCAL_GRAD_NONFINITE_ELEMENTS, LOCAL_GRAD_NORM
+from mp_agent.records.merged import StepTransition
+from mp_agent.records.views import LayerView, RankView, RunView
+
+_HIGH_BOUNDS = ("grad_norm_high", "grad_norm_extreme")
+_LOW_BOUNDS = ("grad_norm_low", "grad_norm_very_low", "grad_norm_vanished")
+
+
+def _labels(optimizer: str) -> tuple[str, ...]:
+    return (optimizer,) if optimizer else ()
+
+
+def _usual(run: RunView) -> Reading:
+    return {_labels(name): norms.usual for name, norms in run.health.norms.items()}
+
+
+def _peak(run: RunView) -> Reading:
+    return {_labels(name): norms.peak for name, norms in run.health.norms.items()}
+
+
+def _below(run: RunView) -> Reading:
+    main = run.health.norms.get("")
+    return {(name,): float(steps) for name, steps in main.below.items()} if main else None
+
+
+def _bounds(thresholds: Mapping[str, float]) -> tuple[tuple[str, ...], ...]:
+    return tuple((level_label(name),) for name in _HIGH_BOUNDS)
+
+
+def _exploded(change: StepTransition) -> Reading:
+    return _above(change, change.exploded)
+
+
+def _unclipped(change: StepTransition) -> Reading:
+    """Leave out what clipping shrank; that is known of the main optimizer alone."""
+    coefficient = change.step.clip_coefficient
+    clipped = coefficient is not None and coefficient < 1.0
+    norms = {name: norm for name, norm in change.exploded.items() if name or not clipped}
+    return _above(change, norms)
+
+
+def _above(change: StepTransition, norms: Mapping[str, float]) -> Reading:
+    if not norms:
+        return None
+    largest = max(norms.values())
+    return {(level_label(name),): float(largest > change.thresholds[name]) for name in _HIGH_BOUNDS}
+
+
+NORM_METRICS = (
+    Metric(
+        name="mp_agent.grad.norm.usual",
+        unit="{norm}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        optional_labels=OPTIMIZER,
+        help="Median of the last 128 gradient norms, without those that exploded.",
+        read=_usual,
+    ),
+    Metric(
+        name="mp_agent.grad.norm.usual.peak",
+        unit="{norm}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        optional_labels=OPTIMIZER,
+        help="Largest value of mp_agent_grad_norm_usual so far.",
+        read=_peak,
+    ),
+    Metric(
+        name="mp_agent.grad.norm.below.steps",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("limit",),
+        thresholds=_LOW_BOUNDS,
+        help="Consecutive steps whose gradient norm was below the threshold that `limit` names.",
+        read=_below,
+    ),
+    Metric(
+        name="mp_agent.grad.exploded.steps",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        labels=("bound",),
+        label_values=_bounds,
+        thresholds=(*_HIGH_BOUNDS, "grad_norm_growth"),
+        help="Steps whose gradient norm, for any optimizer, was above the bound and far above "
+        "its own usual value.",
+        count=_exploded,
+    ),
+    Metric(
+        name="mp_agent.grad.exploded.unclipped.steps",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        labels=("bound",),
+        label_values=_bounds,
+        thresholds=(*_HIGH_BOUNDS, "grad_norm_growth"),
+        help="Such steps on which clipping is not known to have reduced the gradients.",
+        count=_unclipped,
+    ),
+    Metric(
+        name="mp_agent.clip.scaled.steps",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Consecutive steps whose clipping saw gradients that were still multiplied by the "
+        "loss scale; 0 if it runs after unscale_.",
+        read=lambda run: float(run.health.scaled_clip_steps),
+    ),
+)
+
+
+def _dead(run: RunView) -> Reading:
+    return None if run.health.layers is None else float(run.health.layers.dead)
+
+
+def _dead_names(run: RunView) -> Reading:
+    return {(name,): 1.0 for name in run.health.layers.dead_names} if run.health.layers else None
+
+
+def _exploding(run: RunView) -> Reading:
+    return None if run.health.layers is None else float(run.health.layers.exploding)
+
+
+def _exploding_names(run: RunView) -> Reading:
+    layers = run.health.layers
+    return {(name,): 1.0 for name in layers.exploding_names} if layers else None
+
+
+def _underflowing(run: RunView) -> Reading:
+    return None if run.health.layers is None else run.health.layers.underflowing_share
+
+
+def _underflowing_names(run: RunView) -> Reading:
+    layers = run.health.layers
+    return {(name,): 1.0 for name in layers.underflowing_names} if layers else None
+
+
+def _without_gradient(run: RunView) -> Reading:
+    found = run.health.without_gradient
+    return None if found is None else found.share
+
+
+def _names_without_gradient(run: RunView) -> Reading:
+    found = run.health.without_gradient
+    return None if found is None else {(name,): 1.0 for name in found.names}
+
+
+def _sampled_step(run: RunView) -> Reading:
+    return {(family,): float(step) for family, step in run.sampled_steps.items()}
+
+
+LAYER_TROUBLE_METRICS = (
+    Metric(
+        name="mp_agent.sampled.step",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("family",),
+        help="The trainer's step on which layers, and statistics that are not measured on every "
+        "step, were last measured: their gauges keep the values of that step. Label family says "
+        "of what: gradients, optimizer, distribution, activations or tensors.",
+        read=_sampled_step,
+    ),
+    Metric(
+        name="mp_agent.layers.dead",
+        unit="{layer}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        thresholds=("layer_dead_abs_max", "layer_dead_samples", "layer_fall"),
+        help="Layers whose gradient was close to zero in three consecutive samples, and far "
+        "below its initial values; layers that never had a gradient, or have none at times "
+        "(frozen, unused, idle experts), are not counted.",
+        read=_dead,
+    ),
+    Metric(
+        name="mp_agent.dead_layer.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("layer",),
+        help="Such a layer; 10 at most, those nearest to the input.",
+        read=_dead_names,
+    ),
+    Metric(
+        name="mp_agent.layers.underflowing",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        thresholds=("layer_zero_rise", "layer_flushed"),
+        help="Share of the layers whose gradient has far more zeros than in their first "
+        "samples, or is largely below FP16's smallest number at the loss scale in force; absent "
+        "before there are such samples.",
+        read=_underflowing,
+    ),
+    Metric(
+        name="mp_agent.underflowing_layer.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("layer",),
+        help="Such a layer; 10 at most, those nearest to the input.",
+        read=_underflowing_names,
+    ),
+    Metric(
+        name="mp_agent.layers.exploding",
+        unit="{layer}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        thresholds=("layer_growth", "layer_dead_samples"),
+        help="Layers whose gradient norm was far above their own usual one in three consecutive "
+        "samples, while that of most layers was not.",
+        read=_exploding,
+    ),
+    Metric(
+        name="mp_agent.exploding_layer.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("layer",),
+        help="Such a layer; 10 at most, those nearest to the input.",
+        read=_exploding_names,
+    ),
+    Metric(
+        name="mp_agent.layers.without_gradient",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        thresholds=("untrained_steps",),
+        help="Share of the layers that the optimizer holds, and that require gradients, which have "
+        "never had one since the start of the attempt; absent during the first 64 steps. Idle "
+        "experts are not counted, and neither are layers of optimizers without any gradient.",
+        read=_without_gradient,
+    ),
+    Metric(
+        name="mp_agent.layer.without_gradient.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("layer",),
+        help="Such a layer; 10 at most, those nearest to the input.",
+        read=_names_without_gradient,
+    ),
+)
+
+
+def _zero_ratio(layer: LayerView) -> Reading:
+    elements = layer.values.get("elements", 0.0)
+    return layer.values["zero_elements"] / elements if layer.judged and elements else None
+
+
+LAYER_METRICS = (
+    Metric(
+        name="mp_agent.layer.grad.norm",
+        unit="{norm}",
+        kind=Kind.GAUGE,
+        scope=Scope.LAYER,
+        help="L2 norm of the layer's unscaled gradient before clipping.",
+        read=lambda layer: sqrt(layer.values["sum_squares"]) if layer.judged else None,
+    ),
+    Metric(
+        name="mp_agent.layer.grad.abs_max",
+        unit="{gradient}",
+        kind=Kind.GAUGE,
+        scope=Scope.LAYER,
+        help="Largest gradient magnitude in the layer.",
+        read=lambda layer: layer.values["abs_max"] if layer.judged else None,
+    ),
+    Metric(
+        name="mp_agent.layer.grad.abs_min",
+        unit="{gradient}",
+        kind=Kind.GAUGE,
+        scope=Scope.LAYER,
+        help="Smallest gradient magnitude in the layer other than zero; absent when all are zero.",
+        gives_way=True,
+        read=lambda layer: layer.values.get("abs_min") if layer.judged else None,
+    ),
+    Metric(
+        name="mp_agent.layer.grad.zero",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.LAYER,
+        help="Share of the layer's gradient elements that are exactly zero.",
+        read=_zero_ratio,
+    ),
+    Metric(
+        name="mp_agent.layer.grad.nonfinite.elements",
+        unit="{element}",
+        kind=Kind.COUNTER,
+        scope=Scope.LAYER,
+        help="NaN and Inf gradient elements of the layer, in the steps that were sampled.",
+        count=lambda layer: (
+            layer.values.get("nan_elements", 0.0) + layer.values.get("inf_elements", 0.0)
+        ),
+    ),
+)
+
+
+_OF_WHAT = (
+    "the rank's own gradients of the step, as its last backward left them before they were "
+    "reduced over the ranks"
+)
+
+
+def _norm(rank: RankView) -> Reading:
+    return None if rank.values is None else rank.values.get(LOCAL_GRAD_NORM)
+
+
+RANK_LOCAL_GRADIENT_METRICS = (
+    Metric(
+        name="mp_agent.rank.local_grad.norm",
+        unit="{gradient}",
+        kind=Kind.GAUGE,
+        scope=Scope.RANK,
+        help=f"L2 norm over the finite elements of {_OF_WHAT}, unscaled; absent where that was "
+        "not measured.",
+        read=_norm,
+    ),
+    Metric(
+        name="mp_agent.rank.local_grad.nonfinite.elements",
+        unit="{element}",
+        kind=Kind.COUNTER,
+        scope=Scope.RANK,
+        help=f"NaN and Inf elements of {_OF_WHAT}; those of an overflow that GradScaler skips "
+        "count, too.",
+        count=lambda values: values.get(LOCAL_GRAD_NONFINITE_ELEMENTS),
+        appears_when_counted=True,
+    ),
+)
+
+
+_KINDS = ("gradients", "weights", "state")
+_NAMED_AT_MOST = 8
+
+
+def _diverged(run: RunView) -> Reading:
+    return {(kind,): float(not found.agree) for kind, found in run.replicas.items()}
+
+
+def _diverging_steps(change: StepTransition) -> Reading:
+    return {(kind,): float(not found.agree) for kind, found in change.step.replicas.items()}
+
+
+def _divergent_ranks(run: RunView) -> Reading:
+    return {
+        (
+            kind,
+            str(found.step),
+            ",".join(map(str, found.minority_ranks)),
+            _names(found.tensors),
+        ): 1.0
+        for kind, found in run.replicas.items()
+        if not found.agree
+    }
+
+
+def _names(tensors: Sequence[str]) -> str:
+    """Return the names of some tensors, and how many more there are."""
+    more = len(tensors) - _NAMED_AT_MOST
+    return ",".join(tensors[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+
+
+def _unexplained(run: RunView) -> Reading:
+    found = run.replicas.get("state")
+    return {} if found is None else {(): float(len(found.unjudged))}
+
+
+def _local_state(run: RunView) -> Reading:
+    found = run.replicas.get("state")
+    if found is None:
+        return {}
+    named = {"by design": found.local, "unknown": found.unjudged}
+    return {(why, _names(tensors)): 1.0 for why, tensors in named.items() if tensors}
+
+
+REPLICA_METRICS = (
+    Metric(
+        name="mp_agent.replica.divergence",
+        unit="",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("kind",),
+        help="1 if ranks that must have the same gradients, or weights, differed when they were "
+        "last compared, else 0; absent if there was nothing to compare. Weights are compared "
+        "before the update; state is what else a checkpoint holds: frozen parameters, buffers.",
+        read=_diverged,
+    ),
+    Metric(
+        name="mp_agent.replica.divergence.steps",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        labels=("kind",),
+        label_values=lambda thresholds: tuple((kind,) for kind in _KINDS),
+        help="Steps on which such ranks were compared and differed.",
+        count=_diverging_steps,
+    ),
+    Metric(
+        name="mp_agent.divergent_ranks.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("kind", "step", "ranks", "tensors"),
+        help="The step on which ranks last differed, the ranks that differ from the majority (none "
+        "if there is no majority), and the tensors that differ, as far as they are known.",
+        read=_divergent_ranks,
+    ),
+    Metric(
+        name="mp_agent.replica.unreduced.steps",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        thresholds=("unreduced_steps",),
+        help="Consecutive steps that ranks which hold copies of one model have made with "
+        "gradients that no collective reduced, once no periodic averaging of the weights explains "
+        "it; else 0.",
+        read=lambda run: float(run.unreduced_steps),
+    ),
+    Metric(
+        name="mp_agent.replica.unexplained.tensors",
+        unit="{tensor}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Frozen parameters and buffers of which a checkpoint would hold one rank's alone: "
+        "they differ between ranks that train the same weights, are not local by design, and were "
+        "never seen equal; absent if there was nothing to compare.",
+        read=_unexplained,
+    ),
+    Metric(
+        name="mp_agent.local_state.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("why", "tensors"),
+        help="Frozen parameters and buffers that differ between ranks which train the same "
+        "weights: by design, as statistics of BatchNorm do, or for an unknown reason.",
+        read=_local_state,
+    ),
+)

@@ -1,1 +1,0 @@
-"""Metrics of the optimizer: weights, what a step does to them, and its second moments."""

@@ -1,1 +1,0 @@
-"""Metrics of reinforcement learning: how trainer and sampler differ."""

@@ -1,1 +1,0 @@
-"""Metrics of the routers of mixtures of experts."""

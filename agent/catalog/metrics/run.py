@@ -1,0 +1,404 @@
+"""Metrics of a run: its facts, steps, code and conditions."""
+
+from collections.abc import Mapping
+
+from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.records.merged import StepTransition
+from mp_agent.records.steps import EndReason
+from mp_agent.records.views import RunView
+
+_INFO_FACTS = ("strategy", "precision", "scaler", "measuring_point")
+
+
+def _run_info(run: RunView) -> Reading:
+    strategy, precision, scaler, measuring_point = (run.facts.get(fact, "") for fact in _INFO_FACTS)
+    labels = (
+        str(run.identity.attempt),
+        strategy,
+        str(run.identity.world_size),
+        str(run.nodes),
+        precision,
+        scaler,
+        measuring_point,
+        run.identity.torch_version,
+    )
+    return {labels: 1.0}
+
+
+_FORMAT_FACTS = ("autocast", "parameter", "master", "gradient", "matmul")
+
+
+def _formats_info(run: RunView) -> Reading:
+    formats = tuple(run.facts.get(f"{kind}_format", "") for kind in _FORMAT_FACTS)
+    return {(*formats, run.facts.get("fp8_library", "")): 1.0} if any(formats) else None
+
+
+def _end_info(run: RunView) -> Reading:
+    if run.end_reason is EndReason.RUNNING:
+        return None
+    return {(run.end_reason.name.lower(),): 1.0}
+
+
+def _steps_made(change: StepTransition) -> Reading:
+    """Return the steps since the one before, also those whose records were lost."""
+    before = 0 if change.previous is None else change.previous.sequence
+    return float(max(1, change.step.sequence - before))
+
+
+def _first_nonfinite(run: RunView) -> Reading:
+    first = run.first_nonfinite
+    if first is None:
+        return None
+    return {(str(first.step), first.rank, first.layer, first.phase): 1.0}
+
+
+def _step_seconds(change: StepTransition) -> Reading:
+    return change.step.get("step_seconds")
+
+
+RUN_METRICS = (
+    Metric(
+        name="mp_agent.run.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=(
+            "attempt",
+            "strategy",
+            "world_size",
+            "nodes",
+            "precision",
+            "scaler",
+            "measuring_point",
+            "torch_version",
+        ),
+        help="Static facts of the run; the value is always 1. strategy is what places parameters "
+        "on ranks: a wrapper, several with +, or what the ranks turned out to hold: replicated, "
+        "independent, mixed.",
+        read=_run_info,
+    ),
+    Metric(
+        name="mp_agent.formats.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=(*_FORMAT_FACTS, "fp8_library"),
+        help="Number formats of autocast (empty without), parameters, masters that Megatron-Core "
+        "steps in their place (empty without), gradients and products of FP32 matrices (tf32 "
+        "where it is allowed), and the library that casts layers to FP8 (torchao, "
+        "transformer_engine; empty without); the value is always 1. Several are joined by a plus "
+        "sign, formats of most elements first.",
+        read=_formats_info,
+    ),
+    Metric(
+        name="mp_agent.run.active",
+        unit="",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="1 while the run is active, 0 after its end was detected.",
+        read=lambda run: float(run.active),
+    ),
+    Metric(
+        name="mp_agent.run.end.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("reason",),
+        help="How the run ended: completed, failed, killed or unknown. Absent while it runs.",
+        read=_end_info,
+    ),
+    Metric(
+        name="mp_agent.run.attempts",
+        unit="{attempt}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Attempts of the run that were started on the node of rank 0, including restarts.",
+        read=lambda run: float(run.attempts),
+    ),
+    Metric(
+        name="mp_agent.phase.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("phase",),
+        help="Phase of the rank that is furthest behind.",
+        read=lambda run: {(run.phase_name,): 1.0},
+    ),
+    Metric(
+        name="mp_agent.step",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Last step that all covered ranks completed, as numbered by the trainer if it "
+        "reports a number.",
+        read=lambda run: None if run.last is None else float(run.last.step),
+    ),
+    Metric(
+        name="mp_agent.attempt.step",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="The same step, counted from 1 in each attempt.",
+        read=lambda run: None if run.last is None else float(run.last.sequence),
+    ),
+    Metric(
+        name="mp_agent.steps",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Optimizer steps, including skipped ones and those whose records were lost before "
+        "they were read.",
+        count=_steps_made,
+    ),
+    Metric(
+        name="mp_agent.steps.measured",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Optimizer steps of which the gradients were measured. Fewer than the steps where "
+        "overhead_budget leaves some out, or CUDA graphs contain whole steps.",
+        count=lambda change: float(change.step.flag("gradients_measured")),
+    ),
+    Metric(
+        name="mp_agent.measuring.interval",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Gradients are measured on every so many steps: more than 1 to stay within "
+        "overhead_budget.",
+        read=lambda run: None if run.last is None else run.last.get("measuring_interval_steps"),
+    ),
+    Metric(
+        name="mp_agent.layers.interval",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Layers are measured on every so many steps: more than layer_interval to stay within "
+        "overhead_budget.",
+        read=lambda run: None if run.last is None else run.last.get("layer_interval_steps"),
+    ),
+    Metric(
+        name="mp_agent.last_step.timestamp",
+        unit="s",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Unix time at which the last step was complete on all covered ranks.",
+        read=lambda run: None if run.last is None else run.last.time_unix_seconds,
+    ),
+    Metric(
+        name="mp_agent.step.duration",
+        unit="s",
+        kind=Kind.HISTOGRAM,
+        scope=Scope.RUN,
+        bounds=(0.011, 0.025, 0.05, 0.11, 0.25, 0.5, 1.1, 2.5, 5.1, 10.1, 30.1, 60.1, 300.1),
+        help="Wall time from one step's end to the next on the slowest rank.",
+        count=_step_seconds,
+    ),
+    Metric(
+        name="mp_agent.loss",
+        unit="{loss}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Loss of a step: the sum over its backward passes, averaged over ranks; the last "
+        "finite one.",
+        read=lambda run: run.loss,
+    ),
+    Metric(
+        name="mp_agent.nonfinite.since_step",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("quantity",),
+        help="First step from which on every loss, or all gradients that were measured, were NaN "
+        "or Inf. Absent while they are finite. The gauges of loss, norm and layers keep their last "
+        "finite values meanwhile.",
+        read=lambda run: {(name,): float(step) for name, step in run.nonfinite_since.items()},
+    ),
+    Metric(
+        name="mp_agent.loss.nonfinite.steps",
+        unit="{step}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Steps on which the loss of at least one rank was NaN or Inf.",
+        count=lambda change: float(change.step.flag("loss_nonfinite")),
+    ),
+    Metric(
+        name="mp_agent.learning_rate",
+        unit="{rate}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Learning rate of the optimizer's first parameter group.",
+        read=lambda run: run.learning_rate,
+    ),
+    Metric(
+        name="mp_agent.tokens",
+        unit="{token}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        help="Tokens passed to observe(), summed over ranks.",
+        count=lambda change: change.step.get("tokens") or 0.0,
+    ),
+    Metric(
+        name="mp_agent.coverage",
+        unit="1",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Share of the run's ranks that the merged metrics cover.",
+        read=lambda run: run.coverage,
+    ),
+    Metric(
+        name="mp_agent.missing_rank.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("rank",),
+        help="A rank that the merged metrics do not cover.",
+        read=lambda run: {(str(rank),): 1.0 for rank in run.missing_ranks},
+    ),
+    Metric(
+        name="mp_agent.first_nonfinite.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("step", "rank", "layer", "phase"),
+        help="Location of the first non-finite value of an incident; a label is empty if no "
+        "evidence from before the gradient reduction identifies it.",
+        read=_first_nonfinite,
+    ),
+)
+
+
+def _findings(run: RunView) -> Reading:
+    counts: Mapping[str, int] = {} if run.script is None else run.script.counts
+    return {(rule,): float(count) for rule, count in counts.items()}
+
+
+CODE_METRICS = (
+    Metric(
+        name="mp_agent.lint.findings",
+        unit="{finding}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("rule",),
+        help="Mixed-precision mistakes that the rule finds in the main script and what it imports "
+        "of its project; only with the setting check_script.",
+        read=_findings,
+    ),
+    Metric(
+        name="mp_agent.lint.files",
+        unit="{file}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        help="Files of the main script's project that were checked for mixed-precision mistakes; "
+        "0 if the check failed; absent without the setting check_script.",
+        read=lambda run: None if run.script is None else float(run.script.files),
+    ),
+)
+
+
+def _active(run: RunView) -> Reading:
+    found = {(condition.name, condition.severity) for condition in run.conditions}
+    return {pair: float(pair in found) for pair in run.conditions_fired}
+
+
+def _since_step(run: RunView) -> Reading:
+    steps: dict[tuple[str, ...], float | None] = {}
+    for condition in sorted(run.conditions, key=lambda found: found.since_step):
+        steps.setdefault((condition.name, condition.severity), float(condition.since_step))
+    return steps
+
+
+CONDITION_METRICS = (
+    Metric(
+        name="mp_agent.condition.active",
+        unit="",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("condition", "severity"),
+        help="1 while the node agent detects the condition in the run, else 0.",
+        read=_active,
+    ),
+    Metric(
+        name="mp_agent.condition.since_step",
+        unit="{step}",
+        kind=Kind.GAUGE,
+        scope=Scope.RUN,
+        labels=("condition", "severity"),
+        help="Step at which the condition started; absent while it is not active.",
+        read=_since_step,
+    ),
+    Metric(
+        name="mp_agent.condition.fired",
+        unit="{condition}",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        labels=("condition", "severity"),
+        help="Number of times that the condition started.",
+        read=lambda run: {pair: float(count) for pair, count in run.conditions_fired.items()},
+    ),
+)
+
+
+TRACKER_METRICS = (
+    Metric(
+        name="mp_agent.tracker.info",
+        unit="",
+        kind=Kind.INFO,
+        scope=Scope.RUN,
+        labels=("tracker", "name", "url"),
+        help="An experiment tracker that the run is sent to (the setting trackers), what the run "
+        "is called there, and where it is seen: a page, or a file address on the root agent's "
+        "node; the value is always 1.",
+        read=lambda run: {(at.tracker, at.name, at.url): 1.0 for at in run.trackers},
+    ),
+)
+
+
+STEP_PARTS = ("data", "forward", "backward", "optimizer", "other")
+"""Values of the label `part`; the columns are `<part>_seconds`."""
+
+_MEANING = (
+    "data (loading, and what else the loop does from the end of the last step or pass to the "
+    "model's forward), forward (including the loss), backward, optimizer (unscaling and clipping "
+    "included), and other, which is the rest: evaluation, checkpoints, the probe. By the host's "
+    "clock: on a GPU these are the times at which the host launches work, and waits for it. "
+    "Without data and forward where the model's forward is not seen: other contains them."
+)
+
+
+def _of_run(change: StepTransition) -> Reading:
+    return {(part,): change.step.get(f"{part}_seconds") for part in STEP_PARTS}
+
+
+def _of_rank(values: Mapping[str, float]) -> Reading:
+    return {(part,): values.get(f"{part}_seconds") for part in STEP_PARTS}
+
+
+STEP_PART_METRICS = (
+    Metric(
+        name="mp_agent.step.part",
+        unit="s",
+        kind=Kind.COUNTER,
+        scope=Scope.RUN,
+        labels=("part",),
+        help="Time of the parts of steps, each on the rank that takes longest for it: the parts "
+        f"may add up to more than the step. They are {_MEANING}",
+        count=_of_run,
+        appears_when_counted=True,
+    ),
+)
+
+RANK_STEP_PART_METRICS = (
+    Metric(
+        name="mp_agent.rank.step.part",
+        unit="s",
+        kind=Kind.COUNTER,
+        scope=Scope.RANK,
+        labels=("part",),
+        help="Time of the parts of the rank's steps, which add up to its steps: "
+        f"{_MEANING} A rank that waits for another one in a collective spends that time in the "
+        "part that contains the collective, as a rule backward.",
+        count=_of_rank,
+        appears_when_counted=True,
+    ),
+)

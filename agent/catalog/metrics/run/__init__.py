@@ -1,1 +1,0 @@
-"""Metrics of a run and its ranks: identity, progress, waiting, and conditions found."""

@@ -1,1 +1,0 @@
-"""Metrics of the tensors that the training script watches."""

@@ -1,1 +1,0 @@
-"""What is measured between a reference's tensors and a candidate's."""

@@ -1,1 +1,0 @@
-"""The comparison of two runs as one HTML page that loads nothing."""

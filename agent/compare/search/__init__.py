@@ -1,1 +1,0 @@
-"""The search for the modules that have to stay in FP32."""

@@ -1,1 +1,0 @@
-"""An evaluation as one HTML page that loads nothing."""

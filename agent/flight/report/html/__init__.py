@@ -1,1 +1,0 @@
-"""An analysis as one HTML file with plots, which opens offline."""

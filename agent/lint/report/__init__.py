@@ -1,1 +1,0 @@
-"""Writes the findings for people and for programs."""

@@ -1,1 +1,0 @@
-"""Reads source files: encodings, notebooks, suppression comments."""

@@ -1,1 +1,0 @@
-"""State of gradient norms and of layers, from step to step."""

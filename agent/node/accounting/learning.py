@@ -1,0 +1,224 @@
+"""Detects steps that cannot have trained, learning rate jumps and clipping of scaled gradients."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import isfinite, sqrt
+from typing import Any
+
+from mp_agent.node.accounting.loss_reference import LossReference
+from mp_agent.node.accounting.tracker import AccountContext, Tracker
+from mp_agent.records.merged import MergedStep
+
+ZERO_LOSS = "loss 0 with non-finite gradients"
+ZERO_GRADIENTS = "all gradients 0"
+NO_GRADIENTS = "no gradients"
+ZERO_RATE = "learning rate 0"
+CONSTANT_LOSS = "constant loss"
+CONSTANT_NORM = "constant loss and gradient norm"
+LOSS_VANISHED = "loss 0"
+_UNCERTAIN = frozenset((ZERO_RATE, NO_GRADIENTS))
+"""Reasons that a loss which falls all the same disproves: a rate of the first parameter group, and
+gradients that hooks do not see."""
+_FALL_DEVIATIONS = 2.0
+"""Fall of the best level, in its deviations, that shows that something is learned."""
+_SAME_LOSS_SHARE = 1e-4
+"""Share of the loss by which its rounding varies, or that of a model that always answers alike."""
+_CLEAR_LOSSES = 16
+"""First losses above 0 after which a loss of 0 is not one that began there, as in GRPO."""
+
+WARM_UP_STEPS = 100
+"""Steps during which the learning rate may rise freely."""
+_PLATEAU_STEPS = 1000
+"""Steps during which the first change of the rate may end a warm-up at a constant rate."""
+_SUSPECT_STEPS = 64
+"""Steps after such a change within which trouble proves a jump."""
+_RESTART_FACTOR = 5.0
+RESTART_STEPS = 256
+"""Steps during which a restart of the schedule explains a higher loss."""
+_RESTARTS_APART = 2 * RESTART_STEPS
+_SAME_NORM = 1.25
+"""Factor within which the norm seen by clipping equals the scaled norm that the probe measured."""
+_SCALE_MIN = 4.0
+"""Smallest loss scale at which a scaled norm differs clearly from an unscaled one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LearningTracker(Tracker):
+    """Tracks a run step by step. Plain data, stored in the ledger."""
+
+    untrained: dict[str, int] = field(default_factory=dict)
+    """Reason → consecutive steps."""
+    nonfinite_steps: int = 0
+    """Consecutive steps with non-finite gradients not explained by loss scale calibration."""
+    scaled_clip_steps: int = 0
+    """Consecutive steps whose clipping saw gradients still multiplied by the loss scale."""
+    rates: int = 0
+    highest_rate: float = 0.0
+    rate_jumped: bool = False
+    """Whether the last step's learning rate was far above all previous ones, or proved a jump."""
+    rate_jump_step: int | None = None
+    """The trainer's step of the last rate far above all previous ones, whether a jump or not."""
+    rate_raised: bool = False
+    """Whether the last step's learning rate was clearly above all previous ones: too little for a
+    jump by itself, but a reason for the loss to rise."""
+    last_rate: float | None = None
+    restarted_steps: int | None = None
+    """Steps since the rate returned to an earlier value, as schedules with restarts do."""
+    rate_changed: bool = False
+    suspect_steps: int | None = None
+    """Steps since the end of a possible warm-up at a constant rate."""
+    constant_loss: float | None = None
+    """The loss that the last ones are equal to."""
+    last_norm: float | None = None
+    clear_losses: int = 0
+    """First losses above 0, up to `_CLEAR_LOSSES`."""
+    clear: bool = True
+    """Whether all of these were."""
+    doubted_level: float | None = None
+    """Best level of the loss when an uncertain reason was found."""
+    learns: bool = False
+    """Whether the best level has fallen clearly since then."""
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step."""
+        self.fold(step, context.thresholds)
+        self._follow_level(context.progress.losses.reference)
+
+    def transition(self) -> Mapping[str, Any]:
+        """Return what the last step showed."""
+        return {
+            "nonfinite_gradient_steps": self.nonfinite_steps,
+            "rate_jumped": self.rate_jumped,
+            "rate_jump_step": self.rate_jump_step,
+        }
+
+    def health(self, context: AccountContext) -> Mapping[str, Any]:
+        """Return for how many steps in a row nothing can have been learned."""
+        untrained = {
+            reason: steps
+            for reason, steps in self.untrained.items()
+            if not (self.learns and reason in _UNCERTAIN)
+        }
+        if untrained.get(CONSTANT_NORM) == untrained.get(CONSTANT_LOSS):
+            untrained.pop(CONSTANT_LOSS, None)
+        return {"untrained": untrained, "scaled_clip_steps": self.scaled_clip_steps}
+
+    def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
+        """Add a closed step."""
+        self._fold_rate(step.get("learning_rate"), thresholds["learning_rate_jump"])
+        if self.rate_jumped or self.suspect_steps == 0:
+            self.rate_jump_step = step.step
+        self._fold_nonfinite(step, thresholds)
+        self._fold_clipping(step)
+        if not step.skipped or step.loss_scale is None:
+            found = set(self._reasons(step))
+            self.untrained = {reason: self.untrained.get(reason, 0) + 1 for reason in found}
+            self._note_values(step)
+
+    def _reasons(self, step: MergedStep) -> Iterator[str]:
+        loss, nonfinite = step.get("loss"), step.gradient_nonfinite_elements > 0
+        without = step.get("sum_squares") is None or step.get("elements") == 0.0
+        if loss == 0.0 and nonfinite:
+            yield ZERO_LOSS
+        elif not nonfinite and without and step.gradients_observed:
+            # The missing ranks may hold the gradients.
+            if step.coverage == 1.0:
+                yield NO_GRADIENTS
+        elif step.get("sum_squares") == 0.0 and not nonfinite and step.gradients_complete:
+            yield ZERO_GRADIENTS
+        elif loss == 0.0 and self.clear and self.clear_losses >= _CLEAR_LOSSES:
+            yield LOSS_VANISHED
+        if step.get("learning_rate") == 0.0:
+            yield ZERO_RATE
+        if self._same_loss(loss):
+            yield CONSTANT_LOSS
+            norm = step.grad_norm
+            if norm and norm == self.last_norm and step.gradients_judged:
+                yield CONSTANT_NORM
+
+    def _same_loss(self, loss: float | None) -> bool:
+        """Return whether a loss is the one before, but for the rounding; 0 is another matter."""
+        constant = self.constant_loss
+        if not loss or not constant:
+            return False
+        return abs(loss - constant) <= _SAME_LOSS_SHARE * abs(constant)
+
+    def _note_values(self, step: MergedStep) -> None:
+        loss = step.get("loss")
+        if not self._same_loss(loss):
+            self.constant_loss = loss
+        self.last_norm = step.grad_norm if step.gradients_judged else None
+        if loss is not None and self.clear and self.clear_losses < _CLEAR_LOSSES:
+            self.clear = loss > 0.0
+            self.clear_losses += 1
+
+    def _follow_level(self, reference: LossReference) -> None:
+        """Note whether the best level of the loss has fallen since there is reason to doubt it."""
+        best = reference.best
+        if best is None or _UNCERTAIN.isdisjoint(self.untrained):
+            self.doubted_level, self.learns = None, False
+        elif self.doubted_level is None:
+            self.doubted_level = best
+        else:
+            fallen = self.doubted_level - best
+            self.learns |= fallen > _FALL_DEVIATIONS * reference.deviation
+
+    def _fold_nonfinite(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
+        scale = step.loss_scale
+        searching = scale is not None and scale > thresholds["loss_scale_floor"]
+        if step.gradient_nonfinite_elements > 0 and not searching:
+            self.nonfinite_steps += 1
+        else:
+            self.nonfinite_steps = 0
+
+    def _fold_clipping(self, step: MergedStep) -> None:
+        seen, scale, norm = step.get("clip_norm"), step.loss_scale, step.grad_norm
+        if step.skipped or seen is None or not norm or not step.gradients_judged:
+            return
+        if scale is None or scale < _SCALE_MIN or not isfinite(norm * scale):
+            self.scaled_clip_steps = 0
+            return
+        scaled = 1 / _SAME_NORM < seen / (norm * scale) < _SAME_NORM
+        self.scaled_clip_steps = self.scaled_clip_steps + 1 if scaled else 0
+
+    @property
+    def restarted(self) -> bool:
+        """Whether the learning rate schedule restarted recently."""
+        return self.restarted_steps is not None and self.restarted_steps < RESTART_STEPS
+
+    def confirm(self, *, trouble: bool) -> bool:
+        """Return whether trouble proves that the end of a plateau was a jump of the rate."""
+        if self.suspect_steps is None:
+            return False
+        self.suspect_steps += 1
+        if trouble:
+            self.rate_jumped = True
+        if trouble or self.suspect_steps > _SUSPECT_STEPS:
+            self.suspect_steps = None
+        return trouble
+
+    def _fold_rate(self, rate: float | None, jump: float) -> None:
+        self.rate_jumped = self.rate_raised = False
+        if rate is None:
+            return
+        self.rates += 1
+        settled = self.rates > WARM_UP_STEPS and self.highest_rate > 0.0
+        far = settled and rate >= jump * self.highest_rate
+        self.rate_raised = settled and rate >= sqrt(jump) * self.highest_rate
+        if far and not self.rate_changed and self.rates <= _PLATEAU_STEPS:
+            self.suspect_steps = 0
+        else:
+            self.rate_jumped = far
+        self._fold_restart(rate)
+        self.rate_changed |= self.highest_rate > 0.0 and rate != self.highest_rate
+        self.highest_rate = max(self.highest_rate, rate)
+
+    def _fold_restart(self, rate: float) -> None:
+        last, self.last_rate = self.last_rate, rate
+        again = last is not None and last < rate <= self.highest_rate
+        known, factor = self.restarted_steps, _RESTART_FACTOR
+        # A rate that oscillates all the time explains nothing.
+        if again and rate >= factor * (last or 0.0) and (known is None or known > _RESTARTS_APART):
+            self.restarted_steps = 0
+        elif known is not None:
+            self.restarted_steps = known + 1

@@ -1,0 +1,300 @@
+"""Compares the loss with the run's own history: usual level, scatter, spikes, trend."""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from math import sqrt
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from mp_agent.node.accounting.learning import RESTART_STEPS
+from mp_agent.node.accounting.loss_reference import LossReference
+from mp_agent.node.accounting.tracker import AccountContext, Tracker
+from mp_agent.node.accounting.windows import (
+    LARGEST,
+    breadth_of_sorted,
+    deviation,
+    deviation_of_sorted,
+    median,
+    median_of_sorted,
+)
+from mp_agent.records.health import LossLevel
+from mp_agent.records.merged import MergedStep
+
+WINDOW_STEPS = 256
+"""Number of losses whose median is the usual level."""
+_JUDGED_STEPS = 3
+_HIGH_SHARE = 0.97
+_EARLY_RISE = 2.0
+"""Rise above the highest of the first losses, in medians of them, from which a loss is unusual."""
+_RUNAWAY_FACTOR = 1.5
+"""Growth from one loss to the next, both above the spike bound, that no other data explain."""
+WARM_UP_STEPS = 64
+"""Number of losses below which there is no usual level."""
+EARLY_STEPS = 5
+"""Number of losses from which on a loss far above all of them is noticed, and the best level is
+known: damage may come before there is a usual level, which must not begin inside it."""
+BLOCK_STEPS = 16
+"""Losses per block; the trend keeps only their median."""
+RECENT_STEPS = 64
+"""Losses whose median is compared with the best level."""
+NOISY_SHARE = 0.01
+"""Share of losses above the bound from which on the losses count as noisy."""
+TREND_BLOCKS = 32
+"""Blocks in each of the two windows that the trend compares: 512 steps."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LossTracker(Tracker):
+    """Tracks the merged loss of a run. Bounded plain data, stored in the ledger.
+
+    Only these losses count: finite on all ranks that delivered, of steps that were not skipped,
+    over about as many ranks as the losses before. A single loss above the spike bound is an odd
+    batch; two of the last three are a spike. Noisy losses need three in a row and a higher bound.
+    """
+
+    window: list[float] = field(default_factory=list)
+    ordered: Annotated[list[float], Field(exclude=True)] = field(
+        default_factory=list, repr=False, compare=False
+    )
+    """The same, ascending; not stored."""
+    recent: Annotated[list[float], Field(exclude=True)] = field(
+        default_factory=list, repr=False, compare=False
+    )
+    """The last `RECENT_STEPS` of them, ascending; not stored."""
+    above: list[bool] = field(default_factory=list)
+    """Whether each of the last losses was above the bound at that time."""
+    block: list[float] = field(default_factory=list)
+    medians: list[float] = field(default_factory=list)
+    """Medians of the last blocks, oldest first."""
+    trend_deviations: float | None = None
+    """The trend of these medians."""
+    spiking: bool = False
+    """Whether the last step belongs to a spike."""
+    explained: bool = False
+    """Whether the learning rate schedule restarted shortly before the last step."""
+    restart_bound: float | None = None
+    """Level below which the loss has to be once the restart explains nothing any more."""
+    overdue_steps: int = 0
+    """Consecutive losses since then with a recent median above it."""
+    rising: bool = False
+    """Whether the trend was above its limit after the last complete block."""
+    rising_steps: int = 0
+    """Consecutive losses for which the trend was above its limit."""
+    reference: LossReference = field(default_factory=LossReference)
+    ranks: int = 0
+    """Number of ranks over which the last loss that counted is the mean."""
+    fewer_steps: int = 0
+    """Consecutive losses over less than half as many ranks."""
+
+    def __post_init__(self) -> None:
+        self.ordered = sorted(self.window)
+        self.recent = sorted(self.window[-RECENT_STEPS:])
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step, with the disturbances that may set the loss back.
+
+        A loss that is multiplied by a scale, which moves, is not compared.
+        """
+        if context.progress.misreadings.scaled:
+            self.spiking, self.reference = False, LossReference()
+            return
+        norms, learning = context.progress.norms, context.progress.learning
+        largest = max(norms.exploded.values(), default=0.0)
+        unskipped_nonfinite = step.gradient_nonfinite_elements > 0 and not step.weights_kept
+        high = largest > context.thresholds["grad_norm_high"]
+        severe = unskipped_nonfinite or learning.rate_jumped or high
+        if severe or largest or learning.rate_raised:
+            self.reference.disturb(severe=severe)
+        self.reference.other_models |= any(not own.joint for own in step.optimizers.values())
+        self.fold(step, context.thresholds)
+        broken = step.flag("loss_nonfinite") and not step.weights_kept
+        if learning.confirm(trouble=broken or self.spiking or bool(norms.exploded)):
+            self.reference.disturb(severe=True)
+        self._fold_restart(learning.restarted_steps, context.thresholds)
+        self.explained = learning.restarted
+
+    def transition(self) -> Mapping[str, Any]:
+        """Return whether the last step belongs to a spike that nothing explains (any more)."""
+        overdue = 0 < self.overdue_steps <= WINDOW_STEPS
+        return {"loss_spiking": not self.explained and (self.spiking or overdue)}
+
+    def health(self, context: AccountContext) -> Mapping[str, Any]:
+        """Return the usual loss, its trend, and the best level; nothing of a misread loss."""
+        if context.progress.misreadings.scaled:
+            return {}
+        return {
+            "loss": self.level(context.thresholds),
+            "loss_trend": self.trend_deviations,
+            "loss_rising_steps": self.rising_steps,
+            "loss_standing": self.reference.standing,
+        }
+
+    def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
+        """Add a closed step; it is judged by the window before it."""
+        loss = step.get("loss")
+        self.spiking = False
+        if loss is None or step.skipped or step.flag("loss_nonfinite"):
+            return
+        if not self._has_usual_ranks(len(step.present_ranks)):
+            return
+        usual = self._usual(thresholds)
+        self._judge(loss, self._level_before(loss, usual, thresholds), thresholds)
+        self._fold_window(loss)
+        self._fold_block(loss)
+        if not self.block:
+            trend = self.trend_deviations = self.trend(thresholds)
+            self.rising = trend is not None and trend > thresholds["loss_trend_deviations"]
+        self.rising_steps = self.rising_steps + 1 if self.rising else 0
+        if usual is not None or self._has_scale(EARLY_STEPS, thresholds):
+            # A falling loss scatters by its fall too; the fewer losses, the less.
+            center = median_of_sorted(self.recent)
+            self.reference.fold(center, partial(self._scatter, center), thresholds)
+
+    def level(self, thresholds: Mapping[str, float]) -> LossLevel | None:
+        """Return the usual level; None during the warm-up, and where there is no scale."""
+        usual = self._usual(thresholds)
+        return None if usual is None else self._level_around(usual, thresholds)
+
+    def _level_around(self, center: float, thresholds: Mapping[str, float]) -> LossLevel:
+        spread = deviation_of_sorted(self.ordered, center)
+        used = max(spread, thresholds["loss_deviation_floor"] * abs(center))
+        bound = _bound(center, thresholds["loss_spike_deviations"] * used)
+        # Without the last losses, which may be the spike itself.
+        settled = len(self.window) - _JUDGED_STEPS
+        above = len(self.ordered) - bisect_right(self.ordered, bound)
+        above -= sum(loss > bound for loss in self.window[-_JUDGED_STEPS:])
+        noisy = above > NOISY_SHARE * settled
+        if noisy:
+            bound = _bound(center, thresholds["loss_spike_noisy_deviations"] * used)
+            high = sorted(self.window[:-_JUDGED_STEPS])[int(_HIGH_SHARE * settled)]
+            bound = max(bound, _bound(center, 2 * (high - center)))
+        return LossLevel(median=center, deviation=spread, spike_bound=bound, noisy=noisy)
+
+    def trend(self, thresholds: Mapping[str, float]) -> float | None:
+        """Return by how many deviations the loss rose from one long window to the next.
+
+        Based on medians of blocks, so that an outlier, a spike or a slow wave within a window
+        weighs little. None until both windows are full.
+        """
+        if len(self.medians) < 2 * TREND_BLOCKS:
+            return None
+        before, recent = self.medians[:TREND_BLOCKS], self.medians[TREND_BLOCKS:]
+        center = median(before)
+        floor = thresholds["loss_deviation_floor"] * abs(center)
+        used = max(deviation(before, center), floor)
+        rise = min(max(median(recent) - center, -LARGEST), LARGEST)
+        if used == 0.0:
+            return None if rise else 0.0
+        return min(max(rise / used, -LARGEST), LARGEST)
+
+    def _has_usual_ranks(self, ranks: int) -> bool:
+        """Return whether a mean over this many ranks is comparable with the losses before.
+
+        A few missing ranks do not matter. A mean over far fewer scatters more; that becomes the
+        usual scatter if they stay away.
+        """
+        if 2 * ranks < self.ranks:
+            self.fewer_steps += 1
+            if self.fewer_steps < WARM_UP_STEPS:
+                return False
+            self.window, self.ordered, self.recent, self.above = [], [], [], []
+        self.fewer_steps, self.ranks = 0, ranks
+        return True
+
+    def _usual(self, thresholds: Mapping[str, float]) -> float | None:
+        """Return the median; None of too few losses, and where nothing measures distances."""
+        known = self._has_scale(WARM_UP_STEPS, thresholds)
+        return median_of_sorted(self.ordered) if known else None
+
+    def _has_scale(self, losses: int, thresholds: Mapping[str, float]) -> bool:
+        """Return whether there are so many losses, and something that measures distances."""
+        if len(self.window) < losses:
+            return False
+        center = median_of_sorted(self.ordered)
+        floor = thresholds["loss_deviation_floor"] * abs(center)
+        return floor > 0.0 or deviation_of_sorted(self.ordered, center) > 0.0
+
+    def _scatter(self, center: float) -> float:
+        """Return the breadth of the last losses.
+
+        The first ones fall, which is no scatter, and a few are a poor estimate of it.
+        """
+        if len(self.window) >= RECENT_STEPS:
+            return breadth_of_sorted(self.recent, center)
+        moves = sorted(after - before for before, after in pairwise(self.window))
+        scatter = breadth_of_sorted(moves, median_of_sorted(moves)) / sqrt(2)
+        return min(scatter * sqrt(RECENT_STEPS / len(moves)), LARGEST)
+
+    def _level_before(
+        self, loss: float, usual: float | None, thresholds: Mapping[str, float]
+    ) -> LossLevel | None:
+        """Return the level that a loss is compared with; what is below its median needs none."""
+        if usual is not None:
+            return self._level_around(usual, thresholds) if loss > usual else None
+        settled = sorted(self.window[:-_JUDGED_STEPS])
+        if not EARLY_STEPS <= len(settled) < WARM_UP_STEPS or loss <= settled[-1]:
+            return None
+        center, high = median_of_sorted(settled), settled[-1]
+        if high - settled[0] >= abs(center):
+            # Losses about 0, which multiply all the time.
+            return None
+        bound = _bound(high, _EARLY_RISE * abs(center))
+        return LossLevel(
+            median=center, deviation=deviation_of_sorted(settled, center), spike_bound=bound
+        )
+
+    def _judge(self, loss: float, level: LossLevel | None, thresholds: Mapping[str, float]) -> None:
+        """Compare a loss with the level before it, None where it is not above that."""
+        self.above = [*self.above[-2:], level is not None and loss > level.spike_bound]
+        needed = 3 if level is not None and level.noisy else 2
+        self.spiking = self.above[-1] and sum(self.above) >= needed
+        if level is None or not self.spiking or not all(self.above[-2:]):
+            return
+        # What grows from step to step is no change of the data.
+        risen, before = loss - level.median, self.window[-1] - level.median
+        multiple = thresholds["loss_growth"] * abs(level.median)
+        if risen > _RUNAWAY_FACTOR * before and loss > multiple:
+            self.reference.disturb(severe=True)
+
+    def _fold_restart(self, steps: int | None, thresholds: Mapping[str, float]) -> None:
+        """Compare the loss with its level before a restart of the schedule, `steps` ago."""
+        if steps == 0:
+            level = self.level(thresholds)
+            self.restart_bound = None if level is None else level.spike_bound
+            if level is not None and level.median > 0.0:
+                multiple = thresholds["loss_growth"] * level.median
+                self.restart_bound = max(level.spike_bound, multiple)
+            self.reference.restart_schedule()
+        above = self.restart_bound is not None and bool(self.recent)
+        if above and steps is not None and steps >= RESTART_STEPS:
+            above = median_of_sorted(self.recent) > (self.restart_bound or 0.0)
+            self.overdue_steps = self.overdue_steps + 1 if above else 0
+            self.restart_bound = self.restart_bound if above else None
+        else:
+            self.overdue_steps = 0
+
+    def _fold_window(self, loss: float) -> None:
+        _slide(self.ordered, self.window, WINDOW_STEPS, loss)
+        _slide(self.recent, self.window, RECENT_STEPS, loss)
+        self.window = [*self.window[1 - WINDOW_STEPS :], loss]
+
+    def _fold_block(self, loss: float) -> None:
+        self.block = [*self.block, loss]
+        if len(self.block) >= BLOCK_STEPS:
+            self.medians = [*self.medians[1 - 2 * TREND_BLOCKS :], median(self.block)]
+            self.block = []
+
+
+def _slide(ordered: list[float], window: Sequence[float], size: int, newest: float) -> None:
+    """Keep the last `size` values of a window ascending, while `newest` is added to it."""
+    if len(window) >= size:
+        del ordered[bisect_left(ordered, window[-size])]
+    insort(ordered, newest)
+
+
+def _bound(center: float, distance: float) -> float:
+    return min(center + min(distance, LARGEST), LARGEST)

@@ -1,0 +1,188 @@
+"""Trackers of the loss scale: its changes, overflows, its floor, and scales that no hook saw.
+
+Finds by the numbers alone that the gradient norm or the loss is not what it is taken for.
+A script may clip, or scale its loss, by means that call no hook. The norm is then that after
+clipping, and the loss is multiplied by the scale. Both are named as unsupported and no longer
+judged.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import frexp
+from typing import Any, ClassVar
+
+from mp_agent.node.accounting.tracker import AccountContext, Tracker
+from mp_agent.node.accounting.windows import median
+from mp_agent.records.columns import GRADIENT_FACTOR, LOSS_FACTOR
+from mp_agent.records.merged import MergedStep
+
+
+@dataclass(slots=True, kw_only=True)
+class LossScaleTracker(Tracker):
+    """Tracks the loss scale step by step; the initial one is that of the run's first attempt."""
+
+    every_step: ClassVar[bool] = True
+
+    scale: float | None = None
+    initial: float | None = None
+    calibrated: float | None = None
+    """The first one after `calibration_steps` of the attempt."""
+    consecutive_decreases: int = 0
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step."""
+        scale, before = step.loss_scale, self.scale
+        if scale is None:
+            return
+        if self.initial is None:
+            self.initial = scale
+        if before is not None and scale > before:
+            self.consecutive_decreases = 0
+        elif before is not None and scale < before:
+            self.consecutive_decreases += 1
+        self.scale = scale
+        calibrating = step.sequence < context.thresholds["calibration_steps"]
+        if self.calibrated is None and not calibrating:
+            self.calibrated = scale
+
+    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
+        """Return the values as they are."""
+        return {
+            "loss_scale": self.scale,
+            "loss_scale_initial": self.initial,
+            "loss_scale_calibrated": self.calibrated,
+            "loss_scale_consecutive_decreases": self.consecutive_decreases,
+        }
+
+    def next_attempt(self) -> "LossScaleTracker":
+        """Return a tracker that knows the initial scale of the run."""
+        return LossScaleTracker(initial=self.initial)
+
+
+_KEPT = 256
+"""More than any threshold requires."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FloorSkips(Tracker):
+    """Remembers the last steps that were skipped with the loss scale at its floor."""
+
+    sequences: list[int] = field(default_factory=list)
+    recent: int = 0
+    """Number of them within `floor_skip_steps`, if the last step was one; else 0."""
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step."""
+        self.fold(step, context.thresholds)
+
+    def transition(self) -> Mapping[str, Any]:
+        """Return how many steps were skipped of late, if the last one was."""
+        return {"recent_floor_skips": self.recent}
+
+    def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
+        """Add a closed step."""
+        self.recent = 0
+        if is_floor_skip(step, thresholds):
+            oldest = step.sequence - thresholds["floor_skip_steps"]
+            kept = [sequence for sequence in self.sequences if sequence > oldest]
+            self.sequences = [*kept[1 - _KEPT :], step.sequence]
+            self.recent = len(self.sequences)
+
+
+def is_floor_skip(step: MergedStep, thresholds: Mapping[str, float]) -> bool:
+    """Return whether a step was skipped with the loss scale at or below the floor."""
+    scale = step.loss_scale
+    return step.skipped and scale is not None and scale <= thresholds["loss_scale_floor"]
+
+
+log = logging.getLogger("mp_agent.node")
+
+CLIPPED = "the norm before a clipping that no hook sees"
+SCALED = "the loss before a scale that no hook sees"
+
+WINDOW_STEPS = 64
+"""Norms among which most are equal where a limit stands behind them."""
+_SUSPECTED_STEPS = 8
+"""Norms that let a limit be suspected, until there are enough."""
+_EQUAL = 1e-3
+_EQUAL_SHARE = 0.6
+_VARIED = 0.01
+"""Spread of the largest gradient elements above which gradients of one norm differ."""
+_FACTORS = 16
+"""The latest factors that count."""
+_FACTORS_AT_LEAST = 4
+_UNTOUCHED = 1e-6
+_UNTOUCHED_SHARE = 0.5
+_SCALE_MIN = 64.0
+"""Factor of a loss, of which gradients are relieved before the step, that is no mere mean."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Misreadings(Tracker):
+    """Tracks what gives a misreading away. Plain data, stored in the ledger.
+
+    norms: with the largest element of each, of the last steps. A gradient that is constant has the
+    same in both; a clipped one only in its norm, which is also the highest that there is.
+    """
+
+    norms: list[tuple[float, float]] = field(default_factory=list)
+    gradient_factors: list[float] = field(default_factory=list)
+    loss_factors: list[float] = field(default_factory=list)
+    clipped: bool = False
+    """The norm is that after a clipping that was not seen."""
+    scaled: bool = False
+    """The loss is multiplied by a scale that was not seen."""
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What is not measured right, in words."""
+        found = ((CLIPPED, self.clipped), (SCALED, self.scaled))
+        return tuple(feature for feature, is_so in found if is_so)
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step."""
+        before = self.features
+        self._note_factor(self.gradient_factors, step.get(GRADIENT_FACTOR))
+        self._note_factor(self.loss_factors, step.get(LOSS_FACTOR))
+        norm, largest = step.grad_norm, step.get("abs_max")
+        if step.gradients_judged and norm and largest is not None:
+            self.norms = [*self.norms[1 - WINDOW_STEPS :], (norm, largest)]
+            self.clipped |= self._is_clipped()
+        self.scaled |= step.loss_scale is None and self._is_scaled()
+        for feature in set(self.features) - set(before):
+            log.warning("mp_agent does not measure this: %s; the rest of it goes on", feature)
+
+    def _note_factor(self, factors: list[float], factor: float | None) -> None:
+        if factor is not None and factor > 0.0:
+            factors[:] = [*factors[1 - _FACTORS :], factor]
+
+    @property
+    def _untouched(self) -> bool:
+        """Whether nothing changes the gradients between backward and the step."""
+        factors = self.gradient_factors
+        same = sum(abs(factor - 1.0) <= _UNTOUCHED for factor in factors)
+        return len(factors) >= _FACTORS_AT_LEAST and same >= _UNTOUCHED_SHARE * len(factors)
+
+    def _is_clipped(self, steps_at_least: int = WINDOW_STEPS) -> bool:
+        """Return whether most norms are equal, and as high as any, of gradients that differ."""
+        if len(self.norms) < steps_at_least or self._untouched:
+            return False
+        limit = max(norm for norm, _ in self.norms)
+        largest = [own for norm, own in self.norms if norm >= (1.0 - _EQUAL) * limit]
+        varied = max(largest) - min(largest) > _VARIED * max(largest)
+        return varied and len(largest) >= _EQUAL_SHARE * len(self.norms)
+
+    def _is_scaled(self) -> bool:
+        """Return whether gradients are relieved of a factor that the loss was multiplied by.
+
+        Clipping to a limit far below the norm does that too, if the limit is known by its norms;
+        the loss was then multiplied only if that was seen.
+        """
+        gradients, losses = self.gradient_factors, self.loss_factors
+        factor = median(losses) if len(losses) >= _FACTORS_AT_LEAST else 1.0
+        if len(gradients) < _FACTORS_AT_LEAST:  # backward makes other ones
+            return factor >= _SCALE_MIN and frexp(factor)[0] == 0.5
+        relieved = median(gradients) * _SCALE_MIN <= 1.0 and len(self.norms) >= _SUSPECTED_STEPS
+        clipped = self.clipped or self._is_clipped(_SUSPECTED_STEPS)
+        return relieved and (not clipped or factor >= _SCALE_MIN)

@@ -1,0 +1,276 @@
+"""The pace of the ranks, and which of them stall or straggle."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median_low
+from typing import Any
+
+import numpy as np
+
+from mp_agent.node.accounting.tracker import AccountContext, Tracker
+from mp_agent.node.accounting.windows import median
+from mp_agent.records.health import Laggard, Straggler
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.reports import RankStatus
+from mp_agent.records.steps import EndReason, FloatArray, Phase
+
+_TRAINING = frozenset(
+    phase.name.lower() for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+)
+_IN_TRAINING = "training"
+_HALF_LIFE_SECONDS = 12 * 3600.0
+_KINDS_AT_MOST = 16
+
+
+@dataclass(slots=True)
+class _Longest:
+    """The longest pause of a kind, at its full length when it ended."""
+
+    seconds: float
+    ended_seconds: float
+
+    def decayed(self, now_seconds: float) -> float:
+        age_seconds = max(now_seconds - self.ended_seconds, 0.0)
+        return self.seconds * float(0.5 ** (age_seconds / _HALF_LIFE_SECONDS))
+
+
+class Standstill:
+    """Tracks when the run last completed a step or changed the kind of its phase.
+
+    A pause in training that ended was no hang: a rollout of an RL trainer, an unmarked evaluation.
+    The longest one is remembered and decays, since such pauses recur; likewise the longest
+    evaluation, the longest checkpoint and that of each other phase outside training.
+    Times are those of a monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        """Start without any step."""
+        self._mark: tuple[str, int, str] | None = None
+        self._since_seconds = 0.0
+        self._longest: dict[str, _Longest] = {}
+        """By the kind of phase during the pause."""
+
+    def update(self, attempt: str, sequence: int, phase_name: str, now_seconds: float) -> None:
+        """Note the run's attempt, its last step, and the phase of the rank furthest behind."""
+        kind = _IN_TRAINING if phase_name in _TRAINING else phase_name
+        mark = (attempt, sequence, kind)
+        if mark == self._mark:
+            return
+        before = self._mark
+        if before is not None and before[0] == attempt and before[1]:
+            self._remember(before[2], now_seconds - self._since_seconds, now_seconds)
+        self._mark, self._since_seconds = mark, now_seconds
+
+    def seconds(self, now_seconds: float) -> float | None:
+        """Return the time since the last progress; None before the first update."""
+        return None if self._mark is None else max(now_seconds - self._since_seconds, 0.0)
+
+    def longest_pause_seconds(self, now_seconds: float) -> float:
+        """Return the longest pause in training that ended, decayed with its age."""
+        return self._decayed(_IN_TRAINING, now_seconds) or 0.0
+
+    def longest_phase_seconds(self, now_seconds: float) -> float | None:
+        """Return the longest of the current phase outside training, decayed with its age.
+
+        None in training, and if no such phase has ended since the first step.
+        """
+        if self._mark is None or self._mark[2] == _IN_TRAINING:
+            return None
+        return self._decayed(self._mark[2], now_seconds)
+
+    def _decayed(self, kind: str, now_seconds: float) -> float | None:
+        longest = self._longest.get(kind)
+        return None if longest is None else longest.decayed(now_seconds)
+
+    def _remember(self, kind: str, seconds: float, now_seconds: float) -> None:
+        known = self._longest.get(kind)
+        if known is None and len(self._longest) >= _KINDS_AT_MOST:
+            return
+        if known is None or seconds >= known.decayed(now_seconds):
+            self._longest[kind] = _Longest(seconds, now_seconds)
+
+
+_STEPS = 64
+
+
+@dataclass(slots=True, kw_only=True)
+class Pace(Tracker):
+    """Remembers the last step times; a compilation or a checkpoint does not affect the median."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step."""
+        self.fold(step.get("step_seconds"))
+
+    def health(self, context: AccountContext) -> Mapping[str, Any]:
+        """Return the usual step time."""
+        return {"usual_step_seconds": self.usual_seconds}
+
+    def fold(self, step_seconds: float | None) -> None:
+        """Add a step's time, if it is known."""
+        if step_seconds is not None:
+            self.seconds = [*self.seconds[1 - _STEPS :], step_seconds]
+
+    @property
+    def usual_seconds(self) -> float | None:
+        """The median; None before the first."""
+        return median(self.seconds) if self.seconds else None
+
+
+_NEVER_STEPS = 2
+"""Consecutive steps on which no two ranks have the gradients that a wrapper says are the same: the
+weights of the second one show whether something else keeps them equal."""
+_LOST_STEPS = 3
+"""Such steps of a run in which gradients were reduced before."""
+_PERIODS = 4
+"""Periods of averaging that a run must exceed that has averaged its weights before."""
+_PLAIN_FACTOR = 8
+"""So many times longer may copies that no wrapper explains train alone: DiLoCo does on purpose."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ReductionTracker(Tracker):
+    """For how long ranks that hold copies have stepped each with its own gradients.
+
+    Local SGD and its relatives do so on purpose, until they average the weights.
+    """
+
+    steps: int = 0
+    """Updates since the copies were last equal."""
+    longest: int = 0
+    """The longest such stretch that ended in equal copies."""
+    unreduced: bool = False
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step; of one that was skipped nothing follows."""
+        found = step.reduction
+        if found is None or step.skipped:
+            return
+        if not found.apart:
+            self.longest = max(self.longest, self.steps)
+            # An update from equal weights is the first that leaves them different.
+            self.steps, self.unreduced = int(found.parts), False
+            return
+        self.steps += 1
+        limit = context.thresholds["unreduced_steps"] * (1 if found.wrapped else _PLAIN_FACTOR)
+        lost = self.steps >= (_LOST_STEPS if found.reduced else _NEVER_STEPS)
+        lost &= found.contradicted
+        self.unreduced = lost or self.steps >= max(limit, _PERIODS * self.longest)
+
+    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
+        """Return the number of such steps, once nothing but a mistake explains them."""
+        return {"unreduced_steps": self.steps if self.unreduced else 0}
+
+    def next_attempt(self) -> "ReductionTracker":
+        """Return the state of the next attempt, which averages as often."""
+        return type(self)(longest=self.longest)
+
+
+STANDING_SECONDS = 30.0
+STANDING_STEPS = 3.0
+"""A run is stalled when its last step is longer ago than both of these: ranks that train are never
+all in the same phase."""
+
+_BEFORE_STEP = {Phase.STARTING, Phase.EVAL, Phase.CHECKPOINT, Phase.OTHER}
+
+
+def laggards(
+    ranks: Sequence[RankStatus],
+    last: MergedStep | None,
+    usual_seconds: float | None,
+    time_unix_seconds: float,
+) -> tuple[Laggard, ...]:
+    """Return the ranks that are behind the furthest one, once the run is stalled.
+
+    A rank whose process is gone without completing lags in any case. While a rank starts,
+    evaluates or saves a checkpoint, the others wait for it and no rank lags.
+    """
+    if last is not None:
+        delay_seconds = max(STANDING_SECONDS, STANDING_STEPS * (usual_seconds or 0.0))
+        if time_unix_seconds - last.time_unix_seconds < delay_seconds:
+            return ()
+    running = [status for status in ranks if status.end is EndReason.RUNNING]
+    gone = {status.rank: status for status in ranks if _died(status)}
+    if not running or any(status.phase in _BEFORE_STEP for status in running):
+        return ()
+    furthest = max(map(_position, running))
+    behind = [status for status in running if _position(status) < furthest]
+    found = [
+        *(Laggard(rank=rank, phase="gone") for rank in gone),
+        *(Laggard(rank=s.rank, phase=s.phase_name) for s in behind),
+    ]
+    return tuple(sorted(found, key=lambda laggard: laggard.rank))
+
+
+def _position(status: RankStatus) -> tuple[int, int]:
+    return (status.started_sequence, status.phase)
+
+
+def _died(status: RankStatus) -> bool:
+    return status.end not in (EndReason.RUNNING, EndReason.COMPLETED)
+
+
+BLOCK_STEPS = 16
+"""Steps per block; each rank's median counts, so that a single slow step does not."""
+BLOCKS = 4
+"""A rank must be slow in each of this many blocks: with many ranks, one is slow in any block."""
+
+
+@dataclass(kw_only=True)
+class StragglerTracker(Tracker):
+    """Compares the ranks over blocks of steps; `worst` is that of the last complete blocks.
+
+    Step times include waiting and are equal on all ranks; the time before the first collective is
+    the rank's own. Only `worst` is stored: blocks start over with the node agent.
+    """
+
+    worst: Straggler | None = None
+
+    def __post_init__(self) -> None:
+        self._ranks: tuple[int, ...] = ()
+        self._rows: list[FloatArray] = []
+        self._blocks: deque[FloatArray] = deque(maxlen=BLOCKS)
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step, unless it was skipped or a rank is missing."""
+        if not step.skipped and step.coverage == 1.0:
+            self.fold(step.compute_seconds)
+
+    def health(self, context: AccountContext) -> Mapping[str, Any]:
+        """Return the slowest rank."""
+        return {"straggler": self.worst}
+
+    def fold(self, compute_seconds: Mapping[int, float]) -> None:
+        """Add a step. When ranks come or go, all blocks start over."""
+        if len(compute_seconds) < 2:
+            return
+        ranks = tuple(sorted(compute_seconds))
+        if ranks != self._ranks:
+            self._ranks, self._rows = ranks, []
+            self._blocks.clear()
+        self._rows.append(np.array([compute_seconds[rank] for rank in ranks]))
+        if len(self._rows) >= BLOCK_STEPS:
+            self._blocks.append(np.median(np.stack(self._rows), axis=0))
+            self._rows = []
+            self.worst = slowest(ranks, self._blocks)
+
+
+def slowest(ranks: Sequence[int], blocks: Sequence[FloatArray]) -> Straggler | None:
+    """Return the slowest rank relative to the (low) median of all; None if the median is 0.
+
+    blocks: seconds per rank [R]. Each rank counts with its fastest block. With two ranks the
+    reference is the faster one, not their mean.
+    """
+    usual = [median_low(block.tolist()) for block in blocks]
+    if min(usual) <= 0.0:
+        return None
+    slowdowns = np.min([block / u for block, u in zip(blocks, usual, strict=True)], axis=0)
+    delays = np.min([block - u for block, u in zip(blocks, usual, strict=True)], axis=0)
+    index = int(np.argmax(slowdowns))
+    return Straggler(
+        rank=ranks[index],
+        slowdown=float(slowdowns[index]),
+        delay_seconds=float(delays[index]),
+    )

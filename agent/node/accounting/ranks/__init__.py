@@ -1,1 +1,0 @@
-"""State of the ranks' pace, from step to step."""

@@ -1,1 +1,0 @@
-"""Who this process is: run, attempt, rank and node, from the launcher's environment."""

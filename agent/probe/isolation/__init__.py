@@ -1,1 +1,0 @@
-"""What keeps the probe's failures, and its state of torch, away from training."""

@@ -1,1 +1,0 @@
-"""Log-probabilities of the same tokens by trainer and sampler, compared on their device."""

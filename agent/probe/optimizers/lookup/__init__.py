@@ -1,1 +1,0 @@
-"""Finds modules, parameter names and new optimizers among the live objects."""

@@ -1,1 +1,0 @@
-"""Statistics of gradients on an accelerator, in a packed scratch, with stock operations."""

@@ -1,1 +1,0 @@
-"""What the ranks have merged by themselves, with collectives of the job."""

@@ -1,0 +1,205 @@
+"""Alerts on activations: near overflow, growing logits, FP8 and routers."""
+
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import happened
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.terms import Compare, Count, Series, all_of, limit
+from mp_agent.alerting.severity import Severity
+
+_ELEMENTS = Count(metric=metrics.ACTIVATION_NEAR_OVERFLOW, window=duration("incident_window"))
+
+
+ACTIVATION_NEAR_OVERFLOW = Condition(
+    name="MpAgentActivationNearOverflow",
+    summary="FP16 outputs of modules are close to overflow.",
+    meaning="FP16 ends at 65 504: a little more, and the output is Inf and the step is lost.",
+    confirm="mp_agent_layer_activation_abs_max shows which modules have the largest outputs, and "
+    "since when.",
+    remedies=(
+        "Run the modules with the largest outputs in FP32, or the whole model in BF16.",
+        "Normalize before them, or lower the learning rate if their outputs keep growing.",
+    ),
+    why="The loss scale does not help: it multiplies gradients and not the outputs of the forward "
+    "pass. FP32 and BF16 reach to 3e38.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=happened(_ELEMENTS),
+            description="{value|count} element(s) of FP16 outputs of run {run} were above "
+            "<fp16_near_overflow> on the steps that were sampled in the last <incident_window>.",
+            reason="No delay: samples are far apart, and the next step may overflow.",
+        ),
+    ),
+    quiet=(
+        "larger outputs in BF16 or FP32, which are not counted",
+        "a run that does not measure outputs",
+    ),
+)
+
+
+_LARGEST = Series(metric=metrics.ATTENTION_LOGIT_MAX)
+_ATTENTION_LOGIT_GROWTH_GROWTH = Series(metric=metrics.ATTENTION_LOGIT_GROWTH)
+
+
+ATTENTION_LOGIT_GROWTH = Condition(
+    name="MpAgentAttentionLogitGrowth",
+    summary="Attention logits are growing.",
+    meaning="Softmax of such logits picks a single position, hardly any gradient comes through, "
+    "and in BF16 they are rounded to steps of 0.5 and more. The loss often diverges later.",
+    confirm="mp_agent_attention_logit_max over the whole run, and "
+    "mp_agent_layer_attention_logit_max of the layers that "
+    "mp_agent_attention_high_layer_info names.",
+    remedies=(
+        "Normalize queries and keys (QK-norm), or clip the weights that make them (QK-clip).",
+        "Lower the learning rate, or extend its warm-up.",
+        "Resume from a checkpoint from before the growth, if the loss has already suffered.",
+    ),
+    why="Logits grow with the norms of the query and key weights, which a learning rate that is "
+    "too high raises together; a normalization bounds them. Judged only if the setting "
+    "measure_attention is on.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=all_of(
+                Compare(_LARGEST, ">", limit("attention_logit_high")),
+                Compare(_ATTENTION_LOGIT_GROWTH_GROWTH, ">", limit("logit_growth")),
+            ),
+            keep=duration("layer_keep"),
+            description="The largest attention logit of run {run} is {value|number}, more than "
+            "<logit_growth> times what it was earlier in the run."
+            "{mp_agent_attention_high_layer_info| Largest in |layer}",
+            reason="No delay: the growth is already a median of three samples; the alert lasts "
+            "beyond some samples.",
+        ),
+    ),
+    quiet=(
+        "large attention logits that were so from the beginning",
+        "attention logits that grow from almost nothing, as in every young run",
+        "a run that does not measure attention",
+    ),
+)
+
+
+_MISSCALED = Series(metric=metrics.LAYERS_FP8_MISSCALED)
+
+
+FP8_SATURATION = Condition(
+    name="MpAgentFp8Saturation",
+    summary="FP8 scales from earlier steps do not fit their tensors.",
+    meaning="Delayed scaling casts a tensor with the amax of earlier steps. Beyond FP8's largest "
+    "number (448 in E4M3, 57344 in E5M2) elements are cut off: the largest activations or "
+    "gradients are too small by that factor. Far below it, most of the range is unused, and "
+    "small elements become zero.",
+    confirm="mp_agent_layer_fp8_range_used_max of the layers that "
+    "mp_agent_fp8_misscaled_layer_info names with the reason saturated, and "
+    "mp_agent_layer_fp8_range_used_min of those with the reason unused.",
+    remedies=(
+        'Compute scales from the largest of a longer history (amax_compute_algo="max", '
+        "amax_history_len=1024), with a margin of a few binades.",
+        "Check that every step enters and leaves autocast once, so that scales are updated, and "
+        "that amax is reduced over all ranks.",
+        "Scale by what each tensor has now (current or block scaling), or keep the layer in BF16.",
+    ),
+    why="The largest of a long history bears what the latest value does not, and each step of "
+    "margin halves the scale. An amax at FP8's largest number is what scales aim at, and one "
+    "beyond it is followed by the next pass, so that neither is judged alone. Judged only if the "
+    "setting measure_fp8 is on, of layers with delayed scaling.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=happened(_MISSCALED),
+            keep=duration("layer_keep"),
+            description="In {value|count} layer(s) of run {run}, a tensor used more than "
+            "<fp8_range_used_high> times FP8's range, or less than <fp8_range_used_low> of it, in "
+            "each of the last <fp8_scaling_samples> samples."
+            "{mp_agent_fp8_misscaled_layer_info| Among them: |layer reason}",
+            reason="No delay: the condition already requires consecutive samples; the alert lasts "
+            "beyond some samples.",
+        ),
+    ),
+    quiet=(
+        "a single saturation, which the scale follows",
+        "dynamic scaling, a model that is not in FP8, or nothing measured",
+    ),
+)
+
+
+_SIZE = Series(metric=metrics.OUTPUT_LOGSUMEXP_SIZE)
+_OUTPUT_LOGIT_DIVERGENCE_GROWTH = Series(metric=metrics.OUTPUT_LOGSUMEXP_GROWTH)
+
+
+OUTPUT_LOGIT_DIVERGENCE = Condition(
+    name="MpAgentOutputLogitDivergence",
+    summary="Output logits are drifting away from zero.",
+    meaning="The loss does not depend on a number that is added to all logits of a row, so nothing "
+    "holds them near zero. Far away from it, BF16 rounds them to steps of 0.5 and more, the loss "
+    "becomes noisy, and the run often diverges.",
+    confirm="mp_agent_output_logsumexp_mean, _max and _min over the whole run show the direction "
+    "of the drift.",
+    remedies=(
+        "Add a z-loss: 1e-4 times the square of the log-sum-exp.",
+        "Compute the logits and the loss in FP32.",
+        "Lower the learning rate of the output layer, or let weight decay act on it.",
+    ),
+    why="A z-loss pulls the log-sum-exp back to zero and changes nothing else. Judged only if the "
+    "setting measure_attention is on.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=all_of(
+                Compare(_SIZE, ">", limit("logsumexp_high")),
+                Compare(_OUTPUT_LOGIT_DIVERGENCE_GROWTH, ">", limit("logit_growth")),
+            ),
+            keep=duration("layer_keep"),
+            description="The log-sum-exp of the output logits of run {run} has reached a magnitude "
+            "of {value|number}, more than <logit_growth> times what it was earlier in the run.",
+            reason="No delay: the growth is already a median of three samples; the alert lasts "
+            "beyond some samples.",
+        ),
+    ),
+    quiet=(
+        "a large log-sum-exp that was so from the beginning",
+        "a log-sum-exp that grows with what the model learns",
+        "a run that does not measure output logits",
+    ),
+)
+
+
+_COLLAPSED = Series(metric=metrics.ROUTERS_COLLAPSED)
+
+
+ROUTER_COLLAPSE = Condition(
+    name="MpAgentRouterCollapse",
+    summary="Routers send most tokens to few experts.",
+    meaning="The other experts get hardly any tokens, so they learn nothing and are chosen even "
+    "less. Where experts have a capacity, tokens beyond it are dropped.",
+    confirm="mp_agent_layer_router_load_max, mp_agent_layer_router_entropy_ratio and "
+    "mp_agent_layer_router_unused_experts_ratio of the routers that "
+    "mp_agent_collapsed_router_info names.",
+    remedies=(
+        "Add the load-balancing loss to the loss, or raise its weight.",
+        "Add a z-loss on the router's logits, and compute the router in FP32.",
+        "Resume from a checkpoint from before the collapse: it does not undo itself.",
+    ),
+    why="The balancing loss pushes tokens towards unused experts, and a z-loss keeps logits small, "
+    "so that the router can change its mind. Judged only if the setting measure_routers is on, and "
+    "the router shows its logits; with N experts of which a token gets k, the load is N/k at most.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=happened(_COLLAPSED),
+            keep=duration("layer_keep"),
+            description="{value|count} router(s) of run {run} sent more than <router_load_high> "
+            "times the even share to one expert, at an entropy below <router_entropy_low>, in the "
+            "last <router_collapse_samples> samples."
+            "{mp_agent_collapsed_router_info| Among them: |layer}",
+            reason="No delay: the condition already requires consecutive samples; the alert lasts "
+            "beyond some samples.",
+        ),
+    ),
+    quiet=(
+        "routers that use all their experts",
+        "a run that does not measure routers",
+    ),
+)

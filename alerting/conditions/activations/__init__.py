@@ -1,1 +1,0 @@
-"""Conditions of the outputs of modules."""

@@ -1,1 +1,0 @@
-"""Conditions of mp_agent itself: what it does not cover or loses."""

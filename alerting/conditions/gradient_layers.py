@@ -1,0 +1,242 @@
+"""Alerts on the gradients of single layers: lost, dead, exploding, or never there."""
+
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import happened, standing
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.terms import (
+    Compare,
+    Number,
+    Predicate,
+    Series,
+    Where,
+    any_of,
+    limit,
+    unless,
+)
+from mp_agent.alerting.first_line import Triage
+from mp_agent.alerting.remedies import FP16, Remedy
+from mp_agent.alerting.severity import Severity
+
+_HOLD = duration("underflow_hold")
+_GRADIENT_UNDERFLOW_SHARE = Series(metric=metrics.LAYERS_UNDERFLOWING)
+
+
+GRADIENT_UNDERFLOW = Condition(
+    name="MpAgentGradientUnderflow",
+    summary="Gradients underflow to zero in many layers.",
+    meaning="A growing part of the gradient is lost before it reaches the optimizer: the small "
+    "values, which are the majority in most layers.",
+    confirm="mp_agent_layers_underflowing_ratio, and mp_agent_layer_grad_zero_ratio of the layers "
+    "that mp_agent_underflowing_layer_info names.",
+    remedies=(
+        Remedy(
+            "Use a larger loss scale: raise growth_factor or lower growth_interval if "
+            "mp_agent_grad_fp16_headroom shows that there is headroom.",
+            FP16,
+        ),
+        Remedy("Train in BF16, which has the exponent range of FP32.", FP16),
+        "Add normalization and residual paths, and check for frozen or detached branches.",
+    ),
+    why="FP16 has no values between zero and 6e-8: a larger scale moves gradients above that "
+    "gap, and BF16 does not have it.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=unless(
+                Compare(_GRADIENT_UNDERFLOW_SHARE, ">", limit("underflow_layers")), standing(_HOLD)
+            ),
+            hold=_HOLD,
+            keep=duration("layer_keep"),
+            description="The gradients of {value|percent} of the layers of run {run} have far more "
+            "zeros than at the start, or lie below FP16's smallest number."
+            "{mp_agent_underflowing_layer_info| Among them: |layer}",
+            reason="The delay covers several samples, because a single batch can be unusual; "
+            "the alert lasts beyond some samples, between which the layers vary.",
+        ),
+    ),
+    quiet=(
+        "two layers of a hundred",
+        "a single sample of an unusual batch",
+        "unused embedding rows and ReLU zeros, which are in the layers' baseline",
+        "a run that hung after a single sample of an unusual batch",
+    ),
+)
+
+
+_DEAD = Series(metric=metrics.LAYERS_DEAD)
+
+
+LAYER_GRADIENT_DEAD = Condition(
+    name="MpAgentLayerGradientDead",
+    summary="A layer's gradient is dead.",
+    meaning="The layer no longer learns, nor do the layers before it on its path; the rest of "
+    "the model continues to train.",
+    confirm="mp_agent_dead_layer_info names the layers; plot their mp_agent_layer_grad_abs_max.",
+    remedies=(
+        Remedy("Use a larger loss scale, or BF16, if the gradient underflows FP16.", FP16),
+        "Add normalization or a residual path around the layer, and check its activations: a "
+        "ReLU that is never above zero passes no gradient.",
+        "Check whether the layer was frozen or detached on purpose.",
+    ),
+    why="A gradient of 1e-10 is too small for an optimizer in 16 or 32 bits to change the "
+    "weights; it must be scaled up, or take another path.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=Compare(_DEAD, ">", Number(0)),
+            keep=duration("layer_keep"),
+            description="{value|count} layer(s) of run {run} had almost no gradient in the last "
+            "<layer_dead_samples> samples.{mp_agent_dead_layer_info| Among them: |layer}",
+            reason="No delay: the condition already requires consecutive samples; the alert "
+            "lasts beyond some samples, between which the layers vary.",
+        ),
+    ),
+    quiet=(
+        "frozen, unused and idle parameters, which are not counted",
+        "a run whose layers were never sampled",
+    ),
+)
+
+
+_EXPLODING = Series(metric=metrics.LAYERS_EXPLODING)
+
+
+LAYER_GRADIENT_EXPLOSION = Condition(
+    name="MpAgentLayerGradientExplosion",
+    summary="The gradient of a layer is exploding.",
+    meaning="The layer dominates each update, or what clipping leaves of it: the others hardly "
+    "learn, and the layer's weights leave their working range.",
+    confirm="mp_agent_exploding_layer_info names the layers; plot their "
+    "mp_agent_layer_grad_norm together with mp_agent_grad_norm.",
+    remedies=(
+        "Check the layer's inputs and weights: a missing normalization before it, or weights "
+        "that have grown, are the usual causes.",
+        "Use a lower learning rate or separate clipping for the layer until the cause is found.",
+    ),
+    why="The norm of the whole model hides a layer whose own gradient is small compared with "
+    "the sum; relative to its own history, its growth is visible long before the sum grows.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=happened(_EXPLODING),
+            keep=duration("layer_keep"),
+            description="{value|count} layer(s) of run {run} had a gradient norm of more than "
+            "<layer_growth> times their usual one in the last <layer_dead_samples> samples, while "
+            "most layers had not.{mp_agent_exploding_layer_info| Among them: |layer}",
+            reason="No delay: the condition already requires consecutive samples; the alert "
+            "lasts beyond some samples, between which the layers vary.",
+        ),
+    ),
+    quiet=("layers that all grow, which are not counted",),
+)
+
+
+_LAYERS_WITHOUT_GRADIENT_SHARE = Series(metric=metrics.LAYERS_WITHOUT_GRADIENT)
+_MOST = Compare(_LAYERS_WITHOUT_GRADIENT_SHARE, ">", limit("layers_without_gradient"))
+_NAMES = "{mp_agent_layer_without_gradient_info| Among them: |layer}"
+_LAYERS_WITHOUT_GRADIENT_TEXT = (
+    "{value|percent} of the layers that the optimizer of run {run} holds, and that require "
+    "gradients, have never had one." + _NAMES
+)
+
+
+LAYERS_WITHOUT_GRADIENT = Condition(
+    name="MpAgentLayersWithoutGradient",
+    summary="Layers that the optimizer holds get no gradient.",
+    meaning="These layers keep their initial weights, while the loss may still fall by what the "
+    "others learn.",
+    confirm="mp_agent_layer_without_gradient_info names the layers, and "
+    "mp_agent_unsupported_info parameters with gradients that no optimizer holds, if there are "
+    "any. In the script, print the names of all parameters whose grad is None after backward.",
+    remedies=(
+        "If mp_agent_unsupported_info names gradients that no optimizer holds, create the "
+        "optimizer after the model has been copied, moved and wrapped, from the parameters of the "
+        "model that computes the loss.",
+        "With activation checkpointing, pass use_reentrant=False, or let the input of the first "
+        "block require gradients (enable_input_require_grads of transformers): the reentrant form "
+        "makes no gradients where no input requires one, as behind a frozen embedding.",
+        "Check that the forward pass uses the layers, and that their outputs are not detached, "
+        "or computed under no_grad.",
+        "Set requires_grad to False for layers that are not to be trained.",
+    ),
+    why="An optimizer leaves out parameters without gradient, and says nothing.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=_MOST,
+            description=_LAYERS_WITHOUT_GRADIENT_TEXT,
+            reason="No delay: the metric already requires untrained_steps steps.",
+        ),
+        Level(
+            severity=Severity.INFO,
+            when=unless(Compare(_LAYERS_WITHOUT_GRADIENT_SHARE, ">", Number(0)), _MOST),
+            description=_LAYERS_WITHOUT_GRADIENT_TEXT,
+            reason="As for the warning, which it replaces where only few layers are concerned: "
+            "heads and branches that the run does not use.",
+        ),
+    ),
+    quiet=(
+        "frozen parameters and idle experts, which are not counted",
+        "a run whose layers were never sampled",
+    ),
+)
+
+
+_CERTAIN = "all gradients 0|loss 0 with non-finite gradients"
+_PROBABLE = "learning rate 0|no gradients|loss 0|constant loss and gradient norm"
+_NOTHING_TRAINED_TEXT = "Run {run} cannot have learned anything for {value|count} steps: {reason}."
+
+
+def _for(reasons: str, threshold: str) -> Predicate:
+    where = (Where("reason", "=~", reasons),)
+    steps = Series(metric=metrics.UNTRAINED_STEPS, where=where, keep=("reason",))
+    return Compare(steps, ">=", limit(threshold))
+
+
+NOTHING_TRAINED = Condition(
+    name="MpAgentNothingTrained",
+    summary="Steps continue, but nothing is trained.",
+    meaning="The optimizer steps, but the weights cannot improve: the run wastes compute.",
+    confirm="mp_agent_untrained_steps shows duration and reason; compare mp_agent_loss, "
+    "mp_agent_grad_norm and mp_agent_learning_rate.",
+    remedies=(
+        "Check the inputs of the loss: labels that are all masked, a detached output, a model "
+        "in inference mode or with all parameters frozen.",
+        "If the loss is exactly 0 or the same on every step, check the weights of the last "
+        "checkpoint: they may have been damaged before, as adapters are by a wrong data type.",
+        "Check the learning-rate schedule: its number of steps may be smaller than the run's.",
+        "If gradients are not finite, stop, and resume from a checkpoint from before the first "
+        "such step.",
+    ),
+    why="An optimizer steps with any gradient; a gradient or learning rate of 0 does not change "
+    "the weights, and some trainers log a NaN loss as 0.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="not trained since {since}",
+                now="stop, and check labels, loss and frozen parameters before you resume",
+            ),
+            when=_for(_CERTAIN, "untrained_steps"),
+            counts_steps=True,
+            description=_NOTHING_TRAINED_TEXT,
+            reason="No delay: the condition already requires untrained_steps consecutive steps.",
+        ),
+        Level(
+            severity=Severity.WARNING,
+            when=any_of(
+                _for(_PROBABLE, "untrained_steps"), _for("constant loss", "constant_loss_steps")
+            ),
+            counts_steps=True,
+            hold=duration("untrained_hold"),
+            description=_NOTHING_TRAINED_TEXT,
+            reason="The node agent leaves out what a falling loss disproves, which takes it some "
+            "losses to see.",
+        ),
+    ),
+    quiet=(
+        "a few steps at learning rate 0, as at both ends of a schedule",
+        "a rounded loss that is constant for some time",
+    ),
+)

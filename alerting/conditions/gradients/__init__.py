@@ -1,1 +1,0 @@
-"""Conditions of gradients and of the updates made with them."""

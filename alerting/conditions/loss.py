@@ -1,0 +1,136 @@
+"""Alerts on the loss and the learning rate."""
+
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import happened
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.terms import Compare, Count, Series, all_of, limit
+from mp_agent.alerting.first_line import Triage
+from mp_agent.alerting.remedies import CLIPS_NOT, Remedy
+from mp_agent.alerting.severity import Severity
+
+_JUMPS = Count(metric=metrics.LEARNING_RATE_JUMPS, window=duration("incident_window"))
+
+
+LEARNING_RATE_JUMP = Condition(
+    name="MpAgentLearningRateJump",
+    summary="The learning rate has jumped.",
+    meaning="Updates are suddenly many times as large as those that the weights were trained "
+    "with; the loss often rises within some steps.",
+    confirm="Plot mp_agent_learning_rate together with mp_agent_loss and mp_agent_grad_norm.",
+    remedies=(
+        "Check the schedule: its units (steps or epochs), its base rate, and whether it was "
+        "restored with the optimizer.",
+        "If the loss has risen, resume from a checkpoint from before the jump with the old rate.",
+    ),
+    why="A schedule rises smoothly or restarts at an earlier rate; a rate ten times above all "
+    "previous ones is nearly always a mistake in its units or its base.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=happened(_JUMPS),
+            description="The learning rate of run {run} rose to <learning_rate_jump> times its "
+            "highest value so far, or more, within the last <incident_window>.",
+            reason="No delay: the learning rate is known exactly.",
+        ),
+    ),
+    quiet=("a warm-up, whose rises are not counted",),
+)
+
+
+_TREND = Series(metric=metrics.LOSS_TREND)
+_RISING = Series(metric=metrics.LOSS_RISING_STEPS)
+_LOST = Series(metric=metrics.LOSS_LOST_STEPS)
+_LOST_TEXT = (
+    "Run {run} has lost what it had learned: the loss has been far above its best level for "
+    "{value|count} steps."
+)
+
+
+LOSS_DIVERGING = Condition(
+    name="MpAgentLossDiverging",
+    summary="The loss is rising.",
+    meaning="The model gets worse with every step, and the compute is wasted.",
+    confirm="Plot mp_agent_loss_median and mp_agent_loss_best over the last hours, with "
+    "mp_agent_learning_rate and mp_agent_grad_norm; find out what changed when the loss started "
+    "to rise.",
+    remedies=(
+        "Resume from a checkpoint from before the rise, with a learning rate of a third to a "
+        "tenth.",
+        "Check what changed at that step: schedule, data mixture, batch size, a resumed optimizer "
+        "without its state.",
+        "If the loss scale fell or gradients grew at the same time, handle those first.",
+    ),
+    why="A loss that rises for a thousand steps does not recover by itself: the weights have "
+    "left the region where the learning rate is small enough.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="damaged, since the loss does not come back",
+                now="stop, and resume from a checkpoint from before the loss rose, earlier than "
+                "{first}",
+            ),
+            when=happened(_LOST),
+            keep=duration("diverging_keep"),
+            description=_LOST_TEXT,
+            reason="No delay: the node agent first counts loss_lost_steps losses, independent "
+            "of the step time, and the alert lasts until the loss has recovered.",
+        ),
+        Level(
+            severity=Severity.WARNING,
+            when=all_of(
+                Compare(_TREND, ">", limit("loss_trend_deviations")),
+                Compare(_RISING, ">=", limit("loss_rising_steps")),
+            ),
+            keep=duration("diverging_keep"),
+            description="The loss of run {run} has risen by {value|number} deviations from one "
+            "long window to the next.",
+            reason="The windows are long; the condition requires loss_rising_steps losses above "
+            "the limit, and the alert lasts beyond a return to it.",
+        ),
+    ),
+    quiet=(
+        "a loss that falls",
+        "a loss that oscillates slowly",
+        "a trend that only touches the limit, with slow steps",
+        "a run that does not have two long windows yet",
+    ),
+)
+
+
+_STEPS = Count(metric=metrics.LOSS_SPIKE_STEPS, window=duration("loss_spike_window"))
+
+
+LOSS_SPIKE = Condition(
+    name="MpAgentLossSpike",
+    summary="The loss has spiked.",
+    meaning="An update has set the model back, or the data contains something new; most spikes "
+    "are temporary, some end in divergence.",
+    confirm="Plot mp_agent_loss together with mp_agent_loss_spike_bound; a spike of the "
+    "gradient norm before it indicates an update, one at the same step indicates the data.",
+    remedies=(
+        "Wait for some hundred steps: if the loss does not recover, resume from a checkpoint "
+        "from before the spike, and skip its batches.",
+        Remedy("Clip gradients, max norm 1.0 or less.", CLIPS_NOT),
+        "Reduce the learning rate if spikes recur.",
+        "Check the batches of those steps: duplicates, corrupt records, sequences of one token.",
+    ),
+    why="A spike comes from an update that is too large, or from an unusual batch; clipping and "
+    "a smaller learning rate bound the update, and without the batch the spike does not recur.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=happened(_STEPS),
+            description="The loss of run {run} was far above its usual level on {value|count} "
+            "step(s) within the last <loss_spike_window>.",
+            reason="No delay: two of three steps are sufficient evidence, and the counter keeps "
+            "them visible for loss_spike_window.",
+        ),
+    ),
+    quiet=(
+        "a NaN loss, which never enters the window and is no spike",
+        "a single batch with twice the loss, which is not counted",
+        "a loss that fluctuates within its own deviations",
+    ),
+)

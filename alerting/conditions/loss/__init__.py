@@ -1,1 +1,0 @@
-"""Conditions of the loss and the learning rate."""

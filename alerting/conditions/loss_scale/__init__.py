@@ -1,1 +1,0 @@
-"""Conditions of the loss scale and of the steps skipped because of it."""

@@ -1,0 +1,119 @@
+"""Alerts on what the optimizer makes of gradients."""
+
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import happened
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.terms import Compare, Number, Series, any_of, limit
+from mp_agent.alerting.severity import Severity
+
+_BELOW = Series(metric=metrics.ADAM_BELOW_EPSILON)
+_ADAM_EPSILON_UNSAFE_LOST = Series(metric=metrics.ADAM_EPSILON_LOST)
+
+
+ADAM_EPSILON_UNSAFE = Condition(
+    name="MpAgentAdamEpsilonUnsafe",
+    summary="Adam's epsilon does not suit its second moments or their format.",
+    meaning="Where the root of the second moment is below epsilon, the update shrinks with the "
+    "gradient: Adam becomes plain gradient descent with a tiny learning rate. Where epsilon "
+    "is below the smallest number of the state's format it acts as 0, and a second moment that "
+    "underflows makes the update infinite.",
+    confirm="mp_agent_adam_below_epsilon_ratio and mp_agent_adam_epsilon_lost_ratio.",
+    remedies=(
+        "For state in FP16: use an epsilon of 1e-7 or more, or keep the state in FP32.",
+        "For second moments below epsilon: lower epsilon, with state in FP32, or stop dividing "
+        "the loss by large constants.",
+    ),
+    why="Epsilon is to prevent a division by zero without setting the size of the update: it has "
+    "to lie between the format's smallest number and the root of the second moments. Judged only "
+    "if the setting measure_updates is on.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=any_of(
+                Compare(_BELOW, ">", limit("adam_below_epsilon")),
+                Compare(_ADAM_EPSILON_UNSAFE_LOST, ">", Number(0)),
+            ),
+            hold=duration("update_hold"),
+            description="Adam's epsilon does not suit the second moments of run {run}: it is "
+            "either above the root of most of them, or below the smallest number of their format.",
+            reason="The delay covers several samples: the first gradients can be tiny.",
+        ),
+    ),
+    quiet=(
+        "a minority of elements with tiny second moments, such as of rare tokens",
+        "tiny gradients in the first samples",
+    ),
+)
+
+
+_STALE = Series(metric=metrics.LAYERS_MOMENT_STALE)
+
+
+SECOND_MOMENT_STALE = Condition(
+    name="MpAgentSecondMomentStale",
+    summary="Adam's second moments are out of date: updates are too large.",
+    meaning="Adam divides each gradient by its usual size of the last 1/(1 - beta2) steps. "
+    "Gradients that have grown since are divided by too little, and each update overshoots; a "
+    "loss spike often follows within a few steps.",
+    confirm="mp_agent_moment_rms_layer_max, and mp_agent_layer_moment_rms of the layers that "
+    "mp_agent_moment_stale_layer_info names; mp_agent_update_relative rises with them. A single "
+    "jump of the gradients is over after one sample at the default layer_interval: only a growth "
+    "that goes on is reported, or a jump where layers are measured at least every 25 steps.",
+    remedies=(
+        "Lower beta2, for example from 0.999 to 0.95, so that the second moments follow sooner.",
+        "Clip updates by this root (AdaFactor, StableAdamW), or clip gradients more tightly.",
+        "Check what changed in the data at that step, and shuffle it better.",
+    ),
+    why="A smaller beta2 shortens the time for which the second moment is out of date; clipping "
+    "bounds the update meanwhile. Judged only if the setting measure_updates is on.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=happened(_STALE),
+            keep=duration("layer_keep"),
+            description="In {value|count} layer(s) of run {run}, gradients were more than "
+            "<moment_rms_high> times what Adam's second moment expects in the last "
+            "<moment_rms_samples> samples.{mp_agent_moment_stale_layer_info| Among them: |layer}",
+            reason="No delay: the condition already requires consecutive samples, and a loss "
+            "spike can be a few steps away; the alert lasts beyond some samples.",
+        ),
+    ),
+    quiet=("second moments that follow the gradients",),
+)
+
+
+_UPDATES_LOST_LOST = Series(metric=metrics.UPDATES_LOST)
+
+
+UPDATES_LOST = Condition(
+    name="MpAgentUpdatesLost",
+    summary="Most updates of 16-bit weights vanish in rounding.",
+    meaning="A weight in BF16 keeps 8 significant bits, in FP16 11: an update of less than about "
+    "a 500th, or a 4000th, of the weight leaves it as it was. Learning slows down and stops "
+    "as the learning rate decays, although gradients look healthy.",
+    confirm="mp_agent_updates_lost_ratio, and mp_agent_layer_updates_lost_ratio by layer; "
+    "mp_agent_update_relative shows how small the updates are.",
+    remedies=(
+        "Keep the weights that the optimizer steps in FP32 (master weights) and compute in 16 "
+        "bits by autocast, or by FSDP's MixedPrecisionPolicy.",
+        "Round stochastically, or carry the rounding error along (Kahan summation), where memory "
+        "does not allow FP32 weights.",
+    ),
+    why="FP32 weights keep 24 significant bits, so that small updates add up instead of being "
+    "lost one by one. Judged only if the setting measure_updates is on.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=Compare(_UPDATES_LOST_LOST, ">", limit("updates_lost")),
+            hold=duration("update_hold"),
+            description="{value|percent} of the updates of 16-bit weights in run {run} do not "
+            "change the weight: they are smaller than half the spacing of its format.",
+            reason="The delay covers several samples, and the first steps of a warm-up.",
+        ),
+    ),
+    quiet=(
+        "BF16 weights with stochastic data: half of the updates arrive",
+        "a warm-up that begins with tiny learning rates",
+    ),
+)

@@ -1,1 +1,0 @@
-"""Conditions of the optimizer: its state, and what becomes of its updates."""

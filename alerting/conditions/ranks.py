@@ -1,0 +1,211 @@
+"""Alerts on ranks that differ: replicas that part, ranks that lag or stall."""
+
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import active, at_target, happened, standing, stopped
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.terms import (
+    AtTarget,
+    Compare,
+    Count,
+    Number,
+    Series,
+    all_of,
+    any_of,
+    limit,
+    unless,
+)
+from mp_agent.alerting.first_line import NAN_WRITTEN, ROLL_BACK, Triage
+from mp_agent.alerting.severity import Severity
+
+_GRADIENTS_NOT_REDUCED_STEPS = Series(metric=metrics.REPLICA_UNREDUCED_STEPS)
+
+
+GRADIENTS_NOT_REDUCED = Condition(
+    name="MpAgentGradientsNotReduced",
+    summary="Never reduced: no collective reduced these gradients.",
+    meaning="Every rank steps with the gradients of its own data, so that as many models are "
+    "trained as there are ranks, each on its part of the data; a checkpoint contains one of them.",
+    confirm="mp_agent_replica_unreduced_steps is the number of steps since the ranks last had "
+    "equal weights; mp_agent_rank_loss of the ranks part.",
+    remedies=(
+        "Call the wrapper itself: loss = model(batch), not model.module(batch), which bypasses "
+        "DistributedDataParallel and its reduction.",
+        "Leave no_sync() before the backward of the last micro-batch: its backward is the one "
+        "that reduces.",
+        "Without a wrapper, average the gradients over all ranks before optimizer.step().",
+        "Resume from a checkpoint, so that all ranks load the same weights.",
+        "For local SGD with a longer period, raise unreduced_steps above it; ranks that train "
+        "models of their own on purpose are declared so: mp_agent.declare(model).",
+    ),
+    why="Nothing fails when a reduction is left out: each loss falls, only more slowly and to a "
+    "worse model than the batch size of all ranks together would give.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            triage=Triage(weights="damaged, since ranks hold different ones", now=ROLL_BACK),
+            when=Compare(_GRADIENTS_NOT_REDUCED_STEPS, ">", Number(0)),
+            counts_steps=True,
+            description="No collective reduced the gradients of run {run} for {value|count} "
+            "consecutive steps: each rank trains a model of its own.",
+            reason="No delay: the condition already requires unreduced_steps consecutive steps, or "
+            "gradients that a wrapper says are the same and of which no two ranks' are.",
+        ),
+    ),
+    quiet=("local SGD, which averages the weights now and then",),
+)
+
+
+_RANK_STALLED_WINDOW = duration("rank_stall_window")
+_LAGGING = at_target(metrics.RANKS_LAGGING)
+
+
+RANK_STALLED = Condition(
+    name="MpAgentRankStalled",
+    summary="Some ranks are stuck, and all others wait for them.",
+    meaning="The job occupies its machines without training: some ranks have entered a "
+    "collective that the others never enter.",
+    confirm="mp_agent_lagging_rank_info names the ranks that are behind and their phase; py-spy "
+    "dump on one of them shows the line of code.",
+    remedies=(
+        "Check those ranks' logs, data loaders and GPUs; the others only wait.",
+        "If a rank is gone, check for the out-of-memory killer, preemption and node failures.",
+        "Restart from the last checkpoint, without the node if it is faulty.",
+    ),
+    why="A collective completes when the last rank has entered it, so the ranks that are behind "
+    "are the cause, and the others wait.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="intact, but not saved since the last checkpoint",
+                now="do not wait: restart from the last checkpoint, without the node of the ranks "
+                "that are behind",
+                updated=Triage(
+                    weights=NAN_WRITTEN,
+                    now="do not wait: restart from the last checkpoint before {first}, without the "
+                    "node of the ranks that are behind",
+                ),
+            ),
+            when=AtTarget(
+                all_of(Compare(_LAGGING, ">", Number(0)), stopped(_RANK_STALLED_WINDOW), active())
+            ),
+            description="{value|count} rank(s) of run {run} are behind the others, and no step "
+            "was made for <rank_stall_window>.{mp_agent_lagging_rank_info| Behind: |rank phase}",
+            reason="No delay: the condition itself spans five minutes and ten usual steps.",
+        ),
+    ),
+    quiet=(
+        "a hang of all ranks, none of which can be named",
+        "ranks in different phases while steps are made",
+        "steps of four minutes, in which ranks reach the collective one by one",
+        "rank 0 evaluates while the others wait for it",
+        "rollouts of one rank, for which the others wait, no longer than an earlier one",
+        "a run that ended, some ranks earlier than others",
+        "ranks that start one by one",
+    ),
+)
+
+
+_HOLD = duration("straggler_hold")
+_SLOWDOWN = Series(metric=metrics.STRAGGLER_SLOWDOWN)
+_COST = Series(metric=metrics.STRAGGLER_DELAY)
+_MATTERS = limit("straggler_share") * Series(metric=metrics.STEP_USUAL)
+
+
+RANK_STRAGGLER = Condition(
+    name="MpAgentRankStraggler",
+    summary="A rank slows down the others.",
+    meaning="All ranks train at the speed of the slowest: its delay in each step delays the "
+    "whole job.",
+    confirm="Plot mp_agent_rank_compute_seconds by rank; mp_agent_straggler_info names the "
+    "slowest, mp_agent_rank_info its host and GPU, and mp_agent_rank_step_part_seconds_total "
+    "(with measure_step_parts) whether it is slow in data, forward or optimizer.",
+    remedies=(
+        "Check the rank's GPU: clocks, temperature, power limit, other processes on it, ECC.",
+        "Check its data loader: workers, storage, longer sequences than on other ranks.",
+        "Replace the node; if the rank is still slow, its share of the work is the cause, "
+        "otherwise the machine.",
+    ),
+    why="Before its first collective a rank waits for no other rank, so a longer time there is "
+    "due to its own device, data or share of the work.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=unless(
+                all_of(
+                    Compare(_SLOWDOWN, ">", limit("straggler_ratio")),
+                    Compare(_COST, ">", _MATTERS),
+                ),
+                standing(_HOLD),
+            ),
+            hold=_HOLD,
+            keep=duration("rank_keep"),
+            description="A rank of run {run} takes {value|number} times as long as the median of "
+            "all before its first collective.{mp_agent_straggler_info| It is rank |rank}",
+            reason="Jitter is temporary; a rank that crosses the limit repeatedly raises one "
+            "alert.",
+        ),
+    ),
+    quiet=(
+        "an occasional slow minute",
+        "ranks that differ by a quarter",
+        "three milliseconds instead of two, in steps of a second",
+        "ranks whose first collective cannot be determined",
+        "a run that hung after a slow minute",
+    ),
+)
+
+
+_REPLICA_DIVERGENCE_WINDOW = duration("incident_window")
+_DIVERGED = Series(metric=metrics.REPLICA_DIVERGENCE)
+_REPLICA_DIVERGENCE_STEPS = Count(
+    metric=metrics.REPLICA_DIVERGENCE_STEPS, window=_REPLICA_DIVERGENCE_WINDOW
+)
+_UNEXPLAINED = Series(metric=metrics.REPLICA_UNEXPLAINED)
+
+
+REPLICA_DIVERGENCE = Condition(
+    name="MpAgentReplicaDivergence",
+    summary="Replicas are not equal.",
+    meaning="Ranks train different models: each averages gradients of weights that it does not "
+    "have, and a checkpoint contains only one of the models.",
+    confirm="mp_agent_divergent_ranks_info names the ranks that differ from the majority, and "
+    "the step, and the tensors; mp_agent_replica_divergence_steps_total shows since when.",
+    remedies=(
+        "Stop, and resume from a checkpoint from before the ranks parted, so that all load the "
+        "same weights. Weights are compared now and then: they parted after the last comparison "
+        "that found them equal, up to some hundred steps before the one that is named.",
+        "If it is always the same rank or node, remove it and test its memory and GPU (XID, ECC).",
+        "Check for rank-specific operations: a seed instead of broadcast weights, updates under "
+        "no_sync, parameters or buffers that are changed outside the optimizer, parameters that "
+        "the wrapper ignores.",
+    ),
+    why="Data-parallel training only averages gradients and never compares weights: a flipped "
+    "bit on one rank persists, and the difference grows with every update.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="damaged, since ranks hold different ones",
+                now="stop, and resume from a checkpoint from before the ranks parted, earlier than "
+                "{first}",
+            ),
+            when=any_of(Compare(_DIVERGED, ">", Number(0)), happened(_REPLICA_DIVERGENCE_STEPS)),
+            description="Replicas of run {run} are not equal.{mp_agent_divergent_ranks_info| "
+            "Last seen: |kind step ranks tensors}",
+            reason="No delay: the comparison is exact.",
+        ),
+        Level(
+            severity=Severity.WARNING,
+            when=Compare(_UNEXPLAINED, ">", Number(0)),
+            description="Ranks of run {run} train the same weights, but {value|count} frozen "
+            "parameters or buffers differ.{mp_agent_local_state_info| Seen: |why tensors}",
+            reason="No delay: the comparison is exact.",
+        ),
+    ),
+    quiet=(
+        "replicas that agree on every comparison",
+        "a run without replicas",
+    ),
+)

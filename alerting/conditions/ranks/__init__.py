@@ -1,1 +1,0 @@
-"""Conditions of single ranks, and of replicas that differ."""

@@ -1,1 +1,0 @@
-"""Conditions of reinforcement learning."""

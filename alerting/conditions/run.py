@@ -1,0 +1,308 @@
+"""Alerts on a run: failed, stalled, restarting, vanished, or with a mistake in its code."""
+
+from typing import Literal
+
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.guards import (
+    STANDING,
+    active,
+    at_target,
+    in_phase,
+    stopped,
+)
+from mp_agent.alerting.durations import Duration, duration
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.terms import (
+    AtTarget,
+    Compare,
+    Count,
+    Gone,
+    Joined,
+    Length,
+    Number,
+    Seen,
+    Series,
+    Unreachable,
+    Where,
+    all_of,
+    any_of,
+    limit,
+    unless,
+)
+from mp_agent.alerting.first_line import NAN_WRITTEN, Triage
+from mp_agent.alerting.severity import Severity
+from mp_agent.records.steps import EndReason, Phase
+
+PRECISION_LINT = Condition(
+    name="MpAgentPrecisionLint",
+    summary="The code of the run has a mixed-precision mistake.",
+    meaning="The main script, or a file of its project that it imports, does something that "
+    "mixed-precision training is known to fail or to waste time by. The run may be healthy so far.",
+    confirm="Run mp-agent check on the script: it shows the lines. mp-agent check --explain and "
+    "the code of the rule say what is wrong and how to write it instead.",
+    remedies=(
+        "Fix the lines before the next start, or silence them with a comment "
+        "# mp-agent: ignore if they are right.",
+    ),
+    why="The check needs no run: it sees a mistake before the first overflow shows it.",
+    levels=(
+        Level(
+            severity=Severity.INFO,
+            when=Compare(Series(metric=metrics.LINT_FINDINGS, keep=("rule",)), ">", Number(0)),
+            description="The code of run {run} breaks rule {rule} of mp-agent check in "
+            "{value|count} place(s).",
+            reason="No delay: code does not change while it runs.",
+        ),
+    ),
+    quiet=("a rule without findings",),
+)
+
+
+_NEWS, _RUN_FAILED_WINDOW = duration("end_window"), duration("failed_window")
+_COMPLETED = EndReason.COMPLETED.name.lower()
+
+
+def _ended(operator: Literal["=", "!="], window: Duration, *keep: str) -> Seen:
+    """Return whether the run ended, its reason compared so with completion."""
+    where = (Where("reason", operator, _COMPLETED),)
+    end = Series(metric=metrics.RUN_END, over=("last_over_time", window), where=where, keep=keep)
+    return Seen(end)
+
+
+def _failed(window: Duration) -> Joined:
+    """Return whether the run failed, and neither goes on nor was completed in the same time."""
+    return unless(
+        _ended("!=", window, "reason"),
+        Compare(Series(metric=metrics.RUN_ACTIVE), "==", Number(1)),
+        _ended("=", window),
+    )
+
+
+RUN_FAILED = Condition(
+    name="MpAgentRunFailed",
+    summary="A run ended without completing.",
+    meaning="The job ended early: an exception, a signal or a killed process.",
+    confirm="mp_agent_run_end_info contains the reason, the launcher's log the first traceback.",
+    remedies=(
+        "Read the traceback of the rank that failed first; the others fail because of it.",
+        "If the reason is killed, check for the out-of-memory killer, preemption and node "
+        "failures.",
+        "Resume from the last checkpoint.",
+    ),
+    why="The first failure is the cause; a rank that dies breaks the collectives, and so ends "
+    "all other ranks.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="as in the last checkpoint",
+                now="read the first traceback, then resume from the last checkpoint",
+            ),
+            when=any_of(_failed(_RUN_FAILED_WINDOW), _failed(_NEWS)),
+            hold=duration("restart_hold"),
+            reason="A launcher that restarts the run within the delay has handled the failure; "
+            "without a restart, the alert lasts for hours.",
+            description="Run {run} ended without completing: {reason}.",
+        ),
+    ),
+    quiet=(
+        "a run that completes",
+        "an attempt that fails, and a launcher that starts the next one a minute later",
+        "an attempt that fails, and a short next attempt that completes",
+    ),
+)
+
+
+_RUN_RESTARTING_WINDOW = duration("restarts_window")
+_MANY = limit("restarts")
+_ATTEMPTS = Count(metric=metrics.ATTEMPTS, window=_RUN_RESTARTING_WINDOW)
+_FRESH_AGENTS = Series(metric=metrics.COUNTING, over=("resets", _RUN_RESTARTING_WINDOW))
+"""A container that takes its node agent with it leaves nothing that could count its attempts."""
+
+_DESCRIPTION = (
+    "Run {run} was started more than <restarts> times within <restarts_window>; {value|count} "
+    "starts were counted."
+)
+
+
+RUN_RESTARTING = Condition(
+    name="MpAgentRunRestarting",
+    summary="A run is restarted repeatedly.",
+    meaning="Each attempt ends within minutes: the job occupies its machines without getting "
+    "beyond its last checkpoint.",
+    confirm="mp_agent_run_attempts_total rises; mp_agent_step returns to the same step repeatedly.",
+    remedies=(
+        "Read the first traceback of an attempt in the launcher's log: the attempts usually end "
+        "for the same reason.",
+        "Stop the job until the cause is fixed; restarts only waste compute.",
+        "If attempts end only on one node, remove the node.",
+    ),
+    why="A launcher restarts after any failure; a deterministic failure recurs, and no single "
+    "attempt lasts long enough to be reported as failed.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="as in the last checkpoint",
+                now="stop the job, since no attempt gets beyond the failure",
+            ),
+            when=any_of(Compare(_ATTEMPTS, ">", _MANY), Compare(_FRESH_AGENTS, ">", _MANY)),
+            description=_DESCRIPTION,
+            reason="No delay: that many attempts within an hour are a restart loop.",
+        ),
+    ),
+    quiet=(
+        "five preemptions within an hour",
+        "a run of twenty attempts, none of them recent, seen by a Prometheus that starts empty",
+    ),
+)
+
+
+_RUN_STALLED_WINDOW, _LONG = duration("stall_window"), duration("long_stall_window")
+_BETWEEN = duration("between_steps_window")
+_FIRST, _STARTING = duration("first_step_window"), duration("starting_limit")
+_KNOWN, _LIMIT = duration("known_phase_limit"), duration("elsewhere_limit")
+_TRAINING_OR_STARTING = "|".join(
+    phase.name.lower()
+    for phase in (Phase.STARTING, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.ENDED)
+)
+
+
+def _hung_in(limit: Duration, phase: Seen) -> Joined:
+    """Return whether the run has been for longer than a limit in a phase outside training."""
+    return all_of(Compare(STANDING, ">", Length(limit)), phase)
+
+
+_OUTLASTS_ITS_LIKE = Compare(
+    STANDING, ">", limit("phase_growth") * at_target(metrics.PHASE_LONGEST)
+)
+_ELSEWHERE = any_of(
+    _hung_in(_STARTING, in_phase("=", Phase.STARTING.name.lower())),
+    _hung_in(_LIMIT, in_phase("!~", _TRAINING_OR_STARTING)),
+    # The series is there outside training alone.
+    all_of(Compare(STANDING, ">", Length(_KNOWN)), _OUTLASTS_ITS_LIKE),
+)
+
+
+def _description(window: Duration) -> str:
+    return f"Run {{run}} is active but has made no step for <{window.name}> or longer."
+
+
+RUN_STALLED = Condition(
+    name="MpAgentRunStalled",
+    summary="A run is active but makes no steps.",
+    meaning="The job occupies its machines without training: a rank hangs, usually in a "
+    "collective that another rank never entered.",
+    confirm="mp_agent_rank_phase_info and mp_agent_rank_step show the phase and step of each "
+    "rank; py-spy shows the line of code.",
+    remedies=(
+        "Find the rank whose phase lags behind and check its log, its data loader and its GPU.",
+        "If it was an evaluation or a checkpoint, mark it with mp_agent.phase.",
+        "Restart from the last checkpoint if the rank is lost.",
+    ),
+    why="Ranks wait for each other in collectives, so a stuck or dead rank stops all of them; "
+    "the lagging rank is the cause, the others wait.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="intact, but not saved since the last checkpoint",
+                now="do not wait: dump the stacks with py-spy, then restart from the last "
+                "checkpoint",
+                updated=Triage(
+                    weights=NAN_WRITTEN,
+                    now="do not wait: dump the stacks with py-spy, then restart from the last "
+                    "checkpoint before {first}",
+                ),
+            ),
+            when=AtTarget(
+                all_of(
+                    any_of(stopped(_LONG, between=_BETWEEN, first_step=_STARTING), _ELSEWHERE),
+                    active(),
+                )
+            ),
+            description=_description(_LONG),
+            reason="No delay: the condition itself spans half an hour and ten usual steps; "
+            "between_steps_window before the backward of a step, where a first evaluation or "
+            "rollout that nothing marks looks alike; one hour during startup; three hours of "
+            "evaluation or a checkpoint, or one if that is phase_growth times as long as any "
+            "before.",
+        ),
+        Level(
+            severity=Severity.WARNING,
+            when=AtTarget(
+                all_of(stopped(_RUN_STALLED_WINDOW, between=_BETWEEN, first_step=_FIRST), active())
+            ),
+            description=_description(_RUN_STALLED_WINDOW),
+            reason="No delay: the condition itself spans ten minutes and ten usual steps, or "
+            "between_steps_window before the backward of a step.",
+        ),
+    ),
+    quiet=(
+        "a run with steps of half an hour, which vary by noise",
+        "a first evaluation of 31 minutes that nothing marks, after rollouts of 14",
+        "the node agent of an earlier attempt, which lingers on another node",
+        "a trainer that reports its epoch as the step",
+        "a first step that takes forty minutes",
+        "a step of more than three hours, where one hour is usual",
+        "rollouts of up to forty minutes between fast updates, after one of half an hour",
+        "a start that takes nearly an hour",
+        "an evaluation of more than an hour before the first step",
+        "nearly three hours of evaluation",
+        "an evaluation of all data for two hours, after partial ones of half an hour",
+        "training that continues a minute after a long checkpoint",
+        "a run that ended and whose agent lingers",
+        "a run whose series end",
+        "a healthy run",
+        "a run observed for nine minutes, with steps of nearly a minute",
+    ),
+)
+
+
+_RUN_VANISHED_WINDOW = duration("vanished_window")
+_LAST_ACTIVE = Series(
+    metric=metrics.RUN_ACTIVE, aggregate="min", over=("last_over_time", _RUN_VANISHED_WINDOW)
+)
+"""0 where the end of the run was seen at any target."""
+
+
+RUN_VANISHED = Condition(
+    name="MpAgentRunVanished",
+    summary="A run's series stopped without a reported end.",
+    meaning="The run's node agent ended together with the run, or alone and left the run "
+    "unmonitored: node failure, eviction, or a killed container.",
+    confirm="Check the node or pod of the last series, and the job in its scheduler.",
+    remedies=(
+        "Check the node's and the scheduler's events: preemption, out of memory, hardware.",
+        "If the job is dead, resume it from its last checkpoint.",
+        "Run the node agent as a sidecar, or start the job with mp-agent exec, so that the next "
+        "end is reported.",
+    ),
+    why="A node agent outlives its job by linger_seconds unless its container or node dies with "
+    "it, so series that stop while the run is active mean that more than the job has ended.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=unless(
+                any_of(
+                    Gone(metrics.RUN_ACTIVE, _RUN_VANISHED_WINDOW),
+                    Unreachable(
+                        metrics.RUN_ACTIVE, _RUN_VANISHED_WINDOW, duration("unreachable_window")
+                    ),
+                ),
+                Seen(Series(metric=metrics.RUN_ACTIVE)),
+                Compare(_LAST_ACTIVE, "==", Number(0)),
+            ),
+            hold=duration("vanished_hold"),
+            reason="The delay covers the replacement of a pod and slow service discovery; a "
+            "listed target that fails gets ten minutes.",
+            description="The series of run {run} stopped, and no end of the run was reported.",
+        ),
+    ),
+    quiet=(
+        "scrapes that fail for some minutes while the target is still listed",
+        "a run whose end was reported",
+        "a run rescheduled to another node",
+        "a run rescheduled to another node, where its end was reported",
+    ),
+)

@@ -1,1 +1,0 @@
-"""Conditions of the run as a whole: its progress, failures and restarts."""

@@ -1,0 +1,149 @@
+"""Alerts on watched tensors, and on a trainer that differs from its sampler."""
+
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.durations import duration
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.terms import (
+    Compare,
+    Count,
+    Limit,
+    Predicate,
+    Series,
+    Where,
+    limit,
+    unless,
+)
+from mp_agent.alerting.first_line import Triage
+from mp_agent.alerting.severity import Severity
+
+_IMBALANCE = Series(metric=metrics.TENSOR_SLICE_IMBALANCE, keep=("tensor",))
+
+
+DIMENSION_IMBALANCE = Condition(
+    name="MpAgentDimensionImbalance",
+    summary="Slices of a tensor differ in range by orders of magnitude.",
+    meaning="Where slices of such ranges are added or share a loss scale, 16 bits keep little or "
+    "nothing of the small ones: those features are hardly learned.",
+    confirm="mp_agent_tensor_slice_imbalance by tensor; mp_agent_tensor_worst_slice is the index "
+    "of the slice at fault along the dimension that the script watches.",
+    remedies=(
+        "Standardize each slice by itself (mean 0, standard deviation 1), in the data or by a "
+        "normalization layer.",
+        "Reduce in FP32, and slices of different meaning one by one.",
+    ),
+    why="FP16 keeps 11 significant bits and BF16 8: of two numbers whose ratio is above 1e4 a sum "
+    "keeps the larger one only. Judged only of tensors that the script watches by "
+    "mp_agent.watch_tensor with dim.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=Compare(_IMBALANCE, ">", limit("dimension_imbalance")),
+            hold=duration("tensor_hold"),
+            description="In tensor {tensor} of run {run}, the largest range of a slice along the "
+            "watched dimension is {value|number} times the smallest."
+            "{mp_agent_imbalanced_tensor_info| Worst of all is |tensor slice}",
+            reason="The delay spares a single unusual batch.",
+        ),
+    ),
+    quiet=(
+        "features of similar ranges",
+        "a script that watches no tensor",
+    ),
+)
+
+
+_SWALLOWED = Series(metric=metrics.TENSOR_REDUCTION_SWALLOWED, keep=("tensor",))
+
+
+REDUCTION_SWALLOWS = Condition(
+    name="MpAgentReductionSwallows",
+    summary="A sum in 16 bits loses small terms.",
+    meaning="Terms smaller than half the spacing of the format at the sum so far do not change it: "
+    "the loss, the mean or the norm that is made of them is too small, and so are its gradients.",
+    confirm="mp_agent_tensor_reduction_swallowed_ratio by tensor; mp_agent_tensor_dynamic_range "
+    "shows how far its largest and smallest terms are apart.",
+    remedies=(
+        "Sum in FP32: tensor.float().sum(), or sum(dtype=torch.float32), also for means and norms.",
+        "Sum in blocks and add those up, where the terms must stay in 16 bits.",
+    ),
+    why="FP16 keeps 11 significant bits and BF16 8: at a sum of 2048, or of 256, a term of 1 is "
+    "half the spacing. FP32 keeps 24. Judged only of tensors that the script watches by "
+    "mp_agent.watch_tensor with reduction=True.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=Compare(_SWALLOWED, ">", limit("reduction_swallowed")),
+            hold=duration("tensor_hold"),
+            description="A sum of tensor {tensor} of run {run} in its own dtype loses "
+            "{value|percent} of the terms: they are smaller than half the spacing of the format at "
+            "the sum.",
+            reason="The delay spares a single unusual batch.",
+        ),
+    ),
+    quiet=(
+        "a short sum that loses less than a hundredth",
+        "large logits in BF16 that are watched, and that nothing sums",
+    ),
+)
+
+
+_WINDOW = duration("logprob_window")
+_HIGH, _EXTREME = limit("logprob_k3_high"), limit("logprob_k3_extreme")
+
+
+def _mismatch(bound: Limit) -> Predicate:
+    count = Count(
+        metric=metrics.LOGPROB_MISMATCH_STEPS, window=_WINDOW, where=(Where("bound", "=", bound),)
+    )
+    return Compare(count, ">=", limit("logprob_steps"))
+
+
+def _described(bound: Limit, run: str, count: str) -> str:
+    return (
+        f"On {count} step(s) of run {run} in the last <logprob_window>, the k3 estimate of the KL "
+        f"divergence of sampler and trainer was above <{bound.threshold.name}>, with more than one "
+        "token in a thousand off by over <logprob_delta_tail>."
+    )
+
+
+TRAIN_INFERENCE_MISMATCH = Condition(
+    name="MpAgentTrainInferenceMismatch",
+    summary="Trainer and sampler give the same tokens different probabilities.",
+    meaning="The policy gradient assumes that the trainer's policy drew the tokens. Where the "
+    "sampler's differs, gradients are biased, and such runs collapse after a while.",
+    confirm="mp_agent_logprobs_k3 and mp_agent_logprobs_delta_p999, how they have developed, and "
+    "mp_agent_logprobs_effective_samples_ratio, the share of the tokens that still counts.",
+    remedies=(
+        "Use the same precision and the same settings on both sides: dtype, attention kernels, "
+        "temperature and top-p, before or after which the engine reports its log-probabilities.",
+        "Check that the sampler has the trainer's weights of this step.",
+        "Compute in FP16 rather than in BF16 on both sides, which was reported to make the "
+        "difference 24 times smaller.",
+        "Correct by truncated importance weights, or leave out the tokens that differ most.",
+    ),
+    why="The same weights give the same probabilities only in the same arithmetic: BF16 keeps 8 "
+    "significant bits, FP16 11. Truncated weights bound what single tokens contribute.",
+    levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="trained on biased gradients since {since}",
+                now="stop, and compare weights and sampling settings of trainer and sampler",
+            ),
+            when=_mismatch(_EXTREME),
+            description=_described(_EXTREME, "{run}", "{value|count}"),
+            reason="No delay: it takes logprob_steps steps, which in reinforcement learning are "
+            "minutes.",
+        ),
+        Level(
+            severity=Severity.WARNING,
+            when=unless(_mismatch(_HIGH), _mismatch(_EXTREME)),
+            description=_described(_HIGH, "{run}", "{value|count}"),
+            reason="As for the critical level, which replaces it.",
+        ),
+    ),
+    quiet=(
+        "two steps whose rollouts began before the last update",
+        "a run without reinforcement learning",
+    ),
+)

@@ -1,1 +1,0 @@
-"""Conditions of the tensors that the training script watches."""

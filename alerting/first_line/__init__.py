@@ -1,1 +1,0 @@
-"""The first line of a critical alert, and which conditions follow from which."""

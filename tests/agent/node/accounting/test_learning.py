@@ -1,0 +1,166 @@
+"""Learning rates that jump, and those whose warm-up was at a constant one."""
+
+from random import Random
+
+import pytest
+
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
+from mp_agent.node.accounting.progress import Progress
+from tests.agent.node.builders import merged_step
+
+LOW, FULL = 1e-6, 1e-4
+
+
+@pytest.fixture
+def account() -> Accumulator:
+    return Accumulator(
+        resolve({}), progress=Progress(), counters=CounterStore(), window_seconds=120.0
+    )
+
+
+def jumps(account: Accumulator, steps: int, rate: float, loss: float = 2.0) -> int:
+    random, found = Random(str(rate)), 0
+    for _ in range(steps):
+        values = {"norm": 1.0, "loss": random.gauss(loss, 0.05), "learning_rate": rate}
+        account.fold_step(merged_step((last_of(account) or 0) + 1, **values))
+        found += account.progress.learning.rate_jumped
+    return found
+
+
+def last_of(account: Accumulator) -> int | None:
+    return account.progress.last.sequence if account.progress.last else None
+
+
+def test_the_end_of_a_warm_up_at_a_constant_rate_is_no_jump(account: Accumulator) -> None:
+    assert jumps(account, 400, LOW) == 0
+    assert jumps(account, 400, FULL) == 0
+
+
+def test_it_is_one_if_the_loss_follows(account: Accumulator) -> None:
+    assert jumps(account, 400, LOW) == 0
+    assert jumps(account, 100, FULL, loss=40.0) == 1
+
+
+@pytest.mark.parametrize("rates", [(LOW, LOW * 2, FULL), (FULL, LOW, 3000 * FULL)])
+def test_a_rate_that_had_changed_before_has_no_warm_up(
+    account: Accumulator, rates: tuple[float, ...]
+) -> None:
+    *before, last = rates
+    for rate in before:
+        assert jumps(account, 200, rate) == 0
+    assert jumps(account, 10, last) == 1
+
+
+def test_a_rate_that_was_constant_for_long_was_no_warm_up(account: Accumulator) -> None:
+    assert jumps(account, 1500, LOW) == 0
+    assert jumps(account, 10, FULL) == 1
+
+
+def spikes(account: Accumulator, levels: list[tuple[int, float, float]]) -> float:
+    """Go through steps at each loss and rate; return how many belong to a spike."""
+    random, sequence = Random(1), 0
+    for steps, loss, rate in levels:
+        for _ in range(steps):
+            sequence += 1
+            values = {"norm": 1.0, "loss": random.gauss(loss, 0.02), "learning_rate": rate}
+            account.fold_step(merged_step(sequence, **values))
+    return account.counters.total(BY_PROMETHEUS_NAME["mp_agent_loss_spike_steps_total"], ())
+
+
+def test_a_restart_explains_it_for_a_while_only(account: Accumulator) -> None:
+    cycle = [(300, 1.0, FULL), (300, 0.9, FULL / 20)]
+    assert spikes(account, [*cycle, (200, 2.6, FULL)]) == 0
+    assert spikes(account, [(200, 2.6, FULL)]) > 50
+    assert spikes(account, [(3000, 2.6, FULL)]) <= 256
+
+
+def test_a_restart_of_the_schedule_explains_a_higher_loss(account: Accumulator) -> None:
+    cycle = [(300, 1.0, FULL), (300, 0.8, FULL / 20)]
+    assert spikes(account, [*cycle, (60, 1.2, FULL), (300, 0.9, FULL)]) == 0
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        [(600, 0.8, FULL), (60, 1.2, FULL)],
+        [(600, 0.8, 0.0), (60, 1.2, 0.0)],
+        [(100, 0.8, FULL), *[(10, 0.8, FULL / 9), (10, 0.8, FULL)] * 26, (60, 1.2, FULL)],
+    ],
+    ids=["constant rate", "rate 0", "a rate that goes up and down all the time"],
+)
+def test_without_one_it_is_a_spike(
+    account: Accumulator, levels: list[tuple[int, float, float]]
+) -> None:
+    assert spikes(account, levels) > 0
+
+
+def untrained(
+    account: Accumulator, steps: int, **columns: float | tuple[float, float]
+) -> dict[str, int]:
+    """Go through steps with these values; a pair is the middle of a range and its half width."""
+    random = Random(2)
+    for _ in range(steps):
+        drawn = {
+            name: random.uniform(value[0] - value[1], value[0] + value[1])
+            if isinstance(value, tuple)
+            else value
+            for name, value in {
+                "norm": (1.0, 0.1), "loss": (2.0, 0.1), "learning_rate": FULL, **columns
+            }.items()
+        }  # fmt: skip
+        step = {"nan_elements": 0.0, "elements": 9.0, **drawn}
+        account.fold_step(merged_step((last_of(account) or 0) + 1, **step))
+    return dict(account.health().untrained)
+
+
+def test_a_loss_that_falls_to_exactly_0_for_good(account: Accumulator) -> None:
+    assert untrained(account, 50) == {}
+    assert untrained(account, 80, loss=0.0) == {"loss 0": 80}
+    assert untrained(account, 20, loss=0.0, norm=1.0)["loss 0"] == 100
+    assert untrained(account, 1) == {}
+
+
+def test_zero_gradients_and_nan_are_the_better_reason_for_a_loss_of_0(account: Accumulator) -> None:
+    untrained(account, 50)
+    assert untrained(account, 70, loss=0.0, norm=0.0) == {"all gradients 0": 70}
+    assert untrained(account, 70, loss=0.0, nan_elements=3.0) == {
+        "loss 0 with non-finite gradients": 70
+    }
+
+
+@pytest.mark.parametrize("beginning", [0.0, -1e-9])
+def test_a_loss_that_begins_at_0_may_return_there(account: Accumulator, beginning: float) -> None:
+    """As that of GRPO, whose advantages have a mean of 0."""
+    untrained(account, 5, loss=beginning)
+    untrained(account, 200, loss=(1e-4, 1e-5))
+    assert untrained(account, 900, loss=0.0) == {}
+
+
+def test_a_loss_and_a_norm_that_are_the_same_on_every_step(account: Accumulator) -> None:
+    untrained(account, 50)
+    found = untrained(account, 65, loss=1.25, norm=1.0)
+    assert found == {"constant loss and gradient norm": 64}
+    assert untrained(account, 10, loss=1.25) == {"constant loss": 74}
+    assert untrained(account, 900, loss=(1.25, 0.1), norm=1.0) == {}
+
+
+def test_a_loss_that_stays_at_ln_2(account: Accumulator) -> None:
+    assert untrained(account, 601, loss=(0.693147, 1e-6)) == {"constant loss": 600}
+    assert untrained(account, 600, loss=(0.693147, 1e-3)).get("constant loss", 0) < 20
+
+
+def test_a_loss_that_drifts_slowly_is_not_constant(account: Accumulator) -> None:
+    for step in range(600):
+        found = untrained(account, 1, loss=2.0 - step * 1e-5)
+        assert found.get("constant loss", 0) < 30
+
+
+def test_a_learning_rate_of_0_unless_the_loss_falls_all_the_same(account: Accumulator) -> None:
+    assert untrained(account, 100, learning_rate=0.0) == {"learning rate 0": 100}
+    for step in range(100):
+        found = untrained(account, 1, learning_rate=0.0, loss=(2.0 - step / 100, 0.01))
+    assert found == {}
+    untrained(account, 200, loss=(1.0, 0.01))
+    assert untrained(account, 400, learning_rate=0.0, loss=(1.0, 0.02)) == {"learning rate 0": 400}

@@ -1,0 +1,247 @@
+from dataclasses import replace
+from math import isfinite
+from random import Random
+from sys import float_info
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.node.accounting.loss import (
+    BLOCK_STEPS,
+    RECENT_STEPS,
+    TREND_BLOCKS,
+    WARM_UP_STEPS,
+    WINDOW_STEPS,
+    LossTracker,
+)
+from mp_agent.records.merged import MergedStep
+from tests.agent.node.builders import merged_step
+
+THRESHOLDS = resolve({})
+
+
+def fold(watch: LossTracker, *losses: float) -> list[bool]:
+    """Take losses in; return on which steps the watch said that it is a spike."""
+    spikes = []
+    for loss in losses:
+        watch.fold(merged_step(1, loss=loss), THRESHOLDS)
+        spikes.append(watch.spiking)
+    return spikes
+
+
+def noisy(count: int, mean: float = 2.0, scatter: float = 0.05, seed: int = 0) -> list[float]:
+    random = Random(seed)
+    return [random.gauss(mean, scatter) for _ in range(count)]
+
+
+def test_level_and_bound_are_those_of_numpy_over_the_last_losses():
+    losses = noisy(1000)
+    watch = LossTracker()
+    fold(watch, *losses)
+    level = watch.level(THRESHOLDS)
+
+    recent = np.array(losses[-WINDOW_STEPS:])
+    center = np.median(recent)
+    spread = np.median(np.abs(recent - center))
+    assert level is not None
+    assert level.median == pytest.approx(center)
+    assert level.deviation == pytest.approx(spread)
+    assert level.spike_bound == pytest.approx(center + 6 * spread)
+
+
+def test_a_spike_is_judged_by_the_losses_before_it():
+    watch = LossTracker()
+    fold(watch, *noisy(200))
+
+    assert fold(watch, 5.0, 5.0, 5.0) == [False, True, True]
+
+
+def test_a_single_odd_batch_is_no_spike_and_two_of_three_are():
+    watch = LossTracker()
+    fold(watch, *noisy(200))
+
+    assert fold(watch, 9.0, 2.0, 2.0, 9.0, 2.0, 2.0) == [False] * 6
+    assert fold(watch, 9.0, 2.0, 9.0) == [False, False, True]
+
+
+def test_healthy_noise_with_heavy_tails_makes_few_spikes():
+    random = Random(3)
+    losses = [2.0 + 0.05 * random.gauss(0, 1) / max(random.random(), 0.05) for _ in range(5000)]
+    watch = LossTracker()
+
+    assert sum(fold(watch, *losses)) < 50
+
+
+def test_nothing_is_judged_before_the_warm_up():
+    watch = LossTracker()
+
+    assert not any(fold(watch, *([2.0, 1000.0] * (WARM_UP_STEPS // 2))))
+    assert LossTracker().level(THRESHOLDS) is None
+    assert watch.level(THRESHOLDS) is not None
+
+
+def test_a_steep_fall_is_no_spike():
+    assert not any(fold(LossTracker(), *(10.0 * 0.99**step for step in range(800))))
+
+
+def test_of_a_constant_loss_the_floor_is_the_deviation():
+    watch = LossTracker()
+    fold(watch, *([2.0] * 300))
+    level = watch.level(THRESHOLDS)
+
+    assert level is not None
+    assert (level.median, level.deviation) == (2.0, 0.0)
+    assert level.spike_bound == pytest.approx(2.0 * 1.06)
+    assert fold(watch, 2.1, 2.1, 2.2, 2.2) == [False, False, False, True]
+
+
+def test_a_loss_of_zero_throughout_tells_no_scale():
+    watch = LossTracker()
+    fold(watch, *([0.0] * 300))
+
+    assert watch.level(THRESHOLDS) is None
+    assert not any(fold(watch, 1e-12, 1e-12, 1e-12))
+
+
+def test_a_negative_loss_has_a_bound_above_it():
+    watch = LossTracker()
+    fold(watch, *([-2.0] * 300))
+    level = watch.level(THRESHOLDS)
+
+    assert level is not None
+    assert level.spike_bound == pytest.approx(-2.0 + 6 * 0.02)
+
+
+@pytest.mark.parametrize("size", [float_info.max, 1e308, 1e-320])
+def test_everything_stays_finite_at_the_ends_of_float64(size):
+    watch = LossTracker()
+    fold(watch, *([size, -size] * 700))
+    level, trend = watch.level(THRESHOLDS), watch.trend(THRESHOLDS)
+
+    assert level is not None
+    assert isfinite(level.median) and isfinite(level.deviation) and isfinite(level.spike_bound)
+    assert trend is None or isfinite(trend)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        merged_step(1),
+        merged_step(1, loss=99.0, skipped=1.0),
+        merged_step(1, loss=99.0, loss_nonfinite=1.0),
+    ],
+    ids=["no loss", "skipped", "not finite on a rank"],
+)
+def test_what_does_not_count_enters_nothing_and_is_no_spike(step):
+    watch = LossTracker()
+    fold(watch, *noisy(200))
+    before = TypeAdapter(LossTracker).dump_json(watch)
+    watch.fold(step, THRESHOLDS)
+
+    assert not watch.spiking
+    assert TypeAdapter(LossTracker).dump_json(watch) == before
+
+
+def trend(losses: list[float]) -> float | None:
+    watch = LossTracker()
+    fold(watch, *losses)
+    return watch.trend(THRESHOLDS)
+
+
+LONG = BLOCK_STEPS * TREND_BLOCKS
+
+
+def test_the_trend_is_that_of_block_medians_by_numpy():
+    losses = noisy(2 * LONG + 5, scatter=0.2, seed=4)
+    blocks = np.median(np.reshape(losses[: 2 * LONG], (2, TREND_BLOCKS, BLOCK_STEPS)), axis=2)
+    before, recent = np.median(blocks, axis=1)
+    spread = max(np.median(np.abs(blocks[0] - before)), 0.01 * abs(before))
+
+    assert trend(losses) == pytest.approx((recent - before) / spread)
+
+
+def test_a_loss_that_rises_shows_and_one_that_falls_does_not():
+    rising = trend([2.0 + step / LONG for step in range(2 * LONG)])
+    falling = trend([2.0 - step / LONG for step in range(2 * LONG)])
+    assert rising is not None and falling is not None
+    assert rising > 3 > 0 > falling
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_about_one_level_has_no_trend(seed):
+    found = trend(noisy(2 * LONG, scatter=0.3, seed=seed))
+
+    assert found is not None
+    assert abs(found) < 2
+
+
+def test_a_spike_of_a_hundred_steps_is_no_trend():
+    losses = noisy(2 * LONG)
+    losses[-150:-50] = [9.0] * 100
+    found = trend(losses)
+
+    assert found is not None
+    assert abs(found) < 2
+
+
+def test_without_two_whole_windows_there_is_no_trend():
+    assert trend(noisy(2 * LONG - 1)) is None
+    assert trend(noisy(2 * LONG)) is not None
+
+
+@pytest.mark.parametrize(("level", "expected"), [(0.0, 0.0), (2.0, 0.0)])
+def test_a_constant_loss_has_no_trend(level, expected):
+    assert trend([level] * 2 * LONG) == expected
+
+
+def test_a_rise_from_nothing_has_no_scale():
+    assert trend([0.0] * LONG + [1.0] * LONG) is None
+
+
+def test_memory_is_bounded_and_survives_the_ledger():
+    watch = LossTracker()
+    fold(watch, *noisy(5000))
+    adapter = TypeAdapter(LossTracker)
+    copy = adapter.validate_json(adapter.dump_json(watch))
+
+    assert len(watch.window) == WINDOW_STEPS
+    assert len(watch.medians) == 2 * TREND_BLOCKS
+    assert len(watch.block) < BLOCK_STEPS
+    assert copy == watch
+    assert fold(copy, *noisy(100, seed=9)) == fold(watch, *noisy(100, seed=9))
+    assert copy.trend(THRESHOLDS) == watch.trend(THRESHOLDS)
+    assert copy.level(THRESHOLDS) == watch.level(THRESHOLDS)
+    assert copy.recent == watch.recent == sorted(watch.window[-RECENT_STEPS:])
+    assert copy.reference == watch.reference
+
+
+def of_ranks(count: int, loss: float) -> MergedStep:
+    present = frozenset(range(count))
+    return replace(merged_step(1, loss=loss), world_size=8, present_ranks=present)
+
+
+def test_the_loss_of_the_ranks_that_are_left_is_judged() -> None:
+    """A node agent is dead: the ranks of the others lose what they had learned all the same."""
+    watch = LossTracker()
+    for loss in noisy(300):
+        watch.fold(of_ranks(8, loss), THRESHOLDS)
+    for loss in noisy(100, seed=1):
+        watch.fold(of_ranks(4, loss), THRESHOLDS)
+        assert not watch.spiking
+    watch.fold(of_ranks(4, 50.0), THRESHOLDS)
+    watch.fold(of_ranks(4, 50.0), THRESHOLDS)
+    assert watch.spiking
+
+
+def test_the_scatter_of_far_fewer_ranks_is_no_spike_and_becomes_usual() -> None:
+    watch = LossTracker()
+    for loss in noisy(300, scatter=0.01):
+        watch.fold(of_ranks(8, loss), THRESHOLDS)
+    for loss in noisy(300, scatter=0.3, seed=1):
+        watch.fold(of_ranks(1, loss), THRESHOLDS)
+        assert not watch.spiking
+    for loss in (50.0, 50.0):
+        watch.fold(of_ranks(1, loss), THRESHOLDS)
+    assert watch.spiking

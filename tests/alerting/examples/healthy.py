@@ -1,0 +1,142 @@
+"""The series of a run in good health: FP16 with a scaler, long past calibration."""
+
+from collections.abc import Mapping
+
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.expressions.terms import Limit, limit
+from mp_agent.catalog.metric import Metric
+from tests.alerting.examples.example import Example, Track, Value, ramp
+
+_STEPS_PER_MINUTE = 60
+_CONSTANT: Mapping[Metric, float] = {
+    metrics.RUN_ACTIVE: 1,
+    metrics.ADAM_BELOW_EPSILON: 0.01,
+    metrics.ADAM_EPSILON_LOST: 0,
+    metrics.CLIP_SCALED_STEPS: 0,
+    metrics.COVERAGE: 1,
+    metrics.GRAD_FINITE: 1,
+    metrics.GRAD_FP16_HEADROOM: 6,
+    metrics.GRAD_NORM: 1.2,
+    metrics.GRAD_NORM_PEAK: 4.5,
+    metrics.GRAD_NORM_WINDOW_MAX: 1.9,
+    metrics.LAYERS_DEAD: 0,
+    metrics.LAYERS_EXPLODING: 0,
+    metrics.LAYERS_FP8_MISSCALED: 0,
+    metrics.LAYERS_MOMENT_STALE: 0,
+    metrics.LAYERS_UNDERFLOWING: 0,
+    metrics.LAYERS_WITHOUT_GRADIENT: 0,
+    metrics.LOSS_LOST_STEPS: 0,
+    metrics.LOSS_MEDIAN: 2,
+    metrics.LOSS_RISING_STEPS: 0,
+    metrics.LOSS_SCALE: 65536,
+    metrics.LOSS_SCALE_CALIBRATED: 65536,
+    metrics.LOSS_SCALE_CONSECUTIVE_DECREASES: 0,
+    metrics.LOSS_SCALE_INITIAL: 65536,
+    metrics.LOSS_TREND: -0.4,
+    metrics.ATTENTION_LOGIT_GROWTH: 1.2,
+    metrics.ATTENTION_LOGIT_MAX: 12,
+    metrics.OUTPUT_LOGSUMEXP_GROWTH: 1.1,
+    metrics.OUTPUT_LOGSUMEXP_SIZE: 11,
+    metrics.ROUTERS_COLLAPSED: 0,
+    metrics.PAUSE_LONGEST: 5,
+    metrics.RANKS_LAGGING: 0,
+    metrics.STEP_USUAL: 1,
+    metrics.STRAGGLER_DELAY: 0.03,
+    metrics.STRAGGLER_SLOWDOWN: 1.05,
+}
+_COUNTERS = (
+    metrics.ACTIVATION_NEAR_OVERFLOW,
+    metrics.ACTIVATION_NONFINITE,
+    metrics.ATTEMPTS,
+    metrics.CLIPPED_STEPS,
+    metrics.GRAD_NONFINITE_REPEATED,
+    metrics.GRAD_NONFINITE_REPLACED,
+    metrics.LEARNING_RATE_JUMPS,
+    metrics.LOSS_NONFINITE_REPEATED,
+    metrics.LOSS_NONFINITE_STEPS,
+    metrics.LOSS_NONFINITE_UNSKIPPED,
+    metrics.LOSS_SCALE_DECREASES,
+    metrics.LOSS_SCALE_FLOOR_STALLS,
+    metrics.LOSS_SCALE_INCREASES,
+    metrics.LOSS_SPIKE_STEPS,
+    metrics.NONFINITE_UPDATES,
+    metrics.SKIPPED_STEPS,
+)
+_NODE_COUNTERS = (
+    metrics.PROBE_ERRORS,
+    metrics.RECORDS_DROPPED,
+    metrics.SERIES_DROPPED,
+    metrics.SETTING_ERRORS,
+)
+_BOUNDS = tuple({"bound": limit(name)} for name in ("grad_norm_high", "grad_norm_extreme"))
+_K3_BOUNDS = tuple({"bound": limit(name)} for name in ("logprob_k3_high", "logprob_k3_extreme"))
+_LOW = ("grad_norm_low", "grad_norm_very_low", "grad_norm_vanished")
+_REPLICAS = ("gradients", "weights", "state")
+NODE = {"node_rank": "0"}
+"""Label of what a node agent exports about itself."""
+
+
+def healthy_tracks(minutes: int) -> tuple[Track, ...]:
+    """Return the series of a healthy run, from minute 0 to `minutes`."""
+    samples = minutes + 1
+    return (
+        *(Track(metric, (value,)) for metric, value in _CONSTANT.items()),
+        *(Track(metric, (0,)) for metric in _COUNTERS),
+        *(Track(metric, (0,), NODE) for metric in _NODE_COUNTERS),
+        *(Track(metrics.GRAD_EXPLODED, (0,), bound) for bound in _BOUNDS),
+        *(Track(metrics.GRAD_EXPLODED_UNCLIPPED, (0,), bound) for bound in _BOUNDS),
+        *(Track(metrics.LOGPROB_MISMATCH_STEPS, (0,), bound) for bound in _K3_BOUNDS),
+        *(Track(metrics.GRAD_NORM_BELOW, (0,), {"limit": name}) for name in _LOW),
+        *(Track(metrics.REPLICA_DIVERGENCE, (0,), {"kind": kind}) for kind in _REPLICAS),
+        *(Track(metrics.REPLICA_DIVERGENCE_STEPS, (0,), {"kind": kind}) for kind in _REPLICAS),
+        Track(metrics.GRAD_FP16_FLUSHED, (0,), {"scale": "in_force"}),
+        Track(metrics.TENSOR_REDUCTION_SWALLOWED, (0.001,), {"tensor": "losses"}),
+        Track(metrics.TENSOR_SLICE_IMBALANCE, (12,), {"tensor": "inputs"}),
+        Track(metrics.BUILD, (1,), {**NODE, "version": "0.1.0"}),
+        Track(metrics.PHASE, (1,), {"phase": "backward"}),
+        Track(metrics.RUN_INFO, (1,), {"world_size": "8", "precision": "fp16"}),
+        Track(metrics.STEP, ramp(5000, _STEPS_PER_MINUTE, samples)),
+        Track(metrics.STEPS, ramp(5000, _STEPS_PER_MINUTE, samples)),
+        Track(metrics.LOSS, noisy(2.0, samples)),
+        Track("up", (1,)),
+    )
+
+
+def clocks(example: Example, step: Track, steps: Track) -> tuple[Track, ...]:
+    """Return what follows from a run's steps: their count in this attempt, how long it stands.
+
+    And since when the node agent counts. step, steps: the tracks of the example.
+    """
+    began_seconds, samples = 60 * example.age_minutes, example.minutes + 1
+    since, last = 0, steps.values[0]
+    standing: list[Value] = []
+    pairs = zip(step.over(example.minutes), steps.over(example.minutes), strict=True)
+    for minute, value in enumerate(steps.over(example.minutes)):
+        if value not in (last, None):
+            since, last = minute, value
+        standing.append(None if last is None else 60.0 * (minute - since))
+    return (
+        Track(metrics.COUNTING, ramp(began_seconds, 60, samples), NODE),
+        Track(metrics.STANDING, tuple(standing)),
+        Track(metrics.ATTEMPT_STEP, tuple(_lower(*pair) for pair in pairs)),
+    )
+
+
+def _lower(one: Value, other: Value) -> Value:
+    numbers = [value for value in (one, other) if isinstance(value, float | int)]
+    return min(numbers) if len(numbers) == 2 else None
+
+
+def noisy(mean: float, samples: int, *, slope: float = 0.0) -> tuple[Value, ...]:
+    """Return a loss around `mean` that jumps by some percent and drifts by `slope` a minute."""
+    jumps = ((index * 7 % 11) / 11 - 0.45 for index in range(samples))
+    return tuple(mean * (1 + 0.1 * jump) + slope * index for index, jump in enumerate(jumps))
+
+
+def same_series(one: Track, other: Track) -> bool:
+    """Return whether two tracks are of one series."""
+    return one.name == other.name and _labels(one) == _labels(other)
+
+
+def _labels(track: Track) -> set[tuple[str, str | Limit]]:
+    return set(track.labels.items())

@@ -1,0 +1,75 @@
+"""Examples of MpAgentLossDiverging."""
+
+from mp_agent.alerting.conditions.loss import _LOST_TEXT
+from mp_agent.alerting.expressions import metrics
+from mp_agent.alerting.severity import Severity
+from tests.alerting.examples.example import Example, Examples, Track, flat, ramp
+
+_RISEN = Example(
+    title="a loss that rises from one long window to the next; the alert lasts longer",
+    minutes=51,
+    tracks=(
+        Track(metrics.LOSS_TREND, (*flat(-0.4, 10), *flat(5.5, 21), 0)),
+        Track(metrics.LOSS_RISING_STEPS, (*flat(0, 10), *ramp(60, 60, 21), 0)),
+    ),
+    fires={
+        Severity.WARNING: "The loss of run demo has risen by 5.5 deviations from one long window "
+        "to the next."
+    },
+    at=35,
+    not_yet=(10, 50),
+)
+
+_THROWN_BACK = Example(
+    title="a run that an explosion set back permanently, at many steps a second",
+    minutes=60,
+    tracks=(
+        Track(metrics.LOSS, (*flat(2.6, 10), 300.0)),
+        Track(metrics.LOSS_TREND, (*flat(-0.4, 10), 900.0, 0)),
+        Track(metrics.LOSS_LOST_STEPS, (*flat(0, 11), *ramp(600, 600, 50))),
+    ),
+    fires={
+        Severity.CRITICAL: _LOST_TEXT.replace("{run}", "demo").replace("{value|count}", "29400")
+    },
+    at=59,
+    not_yet=(10,),
+)
+
+_RECOVERED = Example(
+    title="a run that was set back and has recovered; the alert lasts longer",
+    minutes=40,
+    tracks=(Track(metrics.LOSS_LOST_STEPS, (*flat(0, 5), *ramp(60, 60, 10), 0)),),
+    fires={Severity.CRITICAL: _LOST_TEXT.replace("{run}", "demo").replace("{value|count}", "600")},
+    at=18,
+    not_yet=(4, 36),
+)
+
+_FALLING = Example(
+    title="a loss that falls", minutes=20, tracks=(Track(metrics.LOSS_TREND, (-8,)),)
+)
+
+_WAVES = Example(
+    title="a loss that oscillates slowly",
+    minutes=20,
+    tracks=(Track(metrics.LOSS_TREND, (2.5, 0.5, -1.5, 0.3) * 5),),
+)
+
+_TOUCHES = Example(
+    title="a trend that only touches the limit, with slow steps",
+    minutes=30,
+    tracks=(
+        Track(metrics.LOSS_TREND, (*flat(1, 10), *flat(3.4, 14), 1)),
+        Track(metrics.LOSS_RISING_STEPS, (*flat(0, 10), *ramp(4, 4, 14), 0)),
+    ),
+)
+
+_YOUNG = Example(
+    title="a run that does not have two long windows yet", minutes=20, without=(metrics.LOSS_TREND,)
+)
+
+EXAMPLES = {
+    "MpAgentLossDiverging": Examples(
+        firing=(_RISEN, _THROWN_BACK, _RECOVERED),
+        quiet=(_FALLING, _WAVES, _TOUCHES, _YOUNG),
+    ),
+}
