@@ -11,13 +11,14 @@ What is raised *into* the probe does not: a signal handler of the script's, or a
 raise while a hook runs, and what it raises is meant for the script.
 """
 
+import functools
 import inspect
 import logging
 import sys
 from collections.abc import Callable, Sequence
 from threading import RLock, get_ident
 from time import perf_counter
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
@@ -35,7 +36,8 @@ class ThreadState:
     def __init__(self) -> None:
         self._grad: bool = _c.is_grad_enabled()
         self._inference: bool = _c.is_inference_mode_enabled()
-        self._autocast = [kind for kind in _device_types() if _c.is_autocast_enabled(kind)]
+        kinds = ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)  # type: ignore[no-untyped-call]
+        self._autocast = [kind for kind in kinds if _c.is_autocast_enabled(kind)]
         self._function_modes_off: bool = _c._is_torch_function_all_disabled()
         self._modes: Sequence[Any] = ()
         if count := _c._len_torch_dispatch_stack():
@@ -45,7 +47,9 @@ class ThreadState:
     @property
     def numbers_exist(self) -> bool:
         """Whether tensors hold numbers: not while shapes alone are traced, nor within `vmap`."""
-        return not any(map(_is_infrastructure, self._modes)) and not _is_transforming()
+        if any(map(_is_infrastructure, self._modes)):
+            return False
+        return _c._functorch.peek_interpreter_stack() is None  # of `torch.func`: vmap, grad, …
 
     def set_aside(self) -> None:
         """Compute without autograd, autocast and the user's modes from now on."""
@@ -59,7 +63,8 @@ class ThreadState:
     def restore(self) -> None:
         """Restore everything. May be called again when it was interrupted."""
         try:
-            self._restore_modes()
+            while (count := _c._len_torch_dispatch_stack()) < len(self._modes):
+                _c._push_on_torch_dispatch_stack(self._modes[count])
         finally:
             try:
                 for kind in self._autocast:
@@ -77,24 +82,10 @@ class ThreadState:
                         if _c._is_torch_function_all_disabled() != self._function_modes_off:
                             self._without.__exit__(None, None, None)
 
-    def _restore_modes(self) -> None:
-        while (count := _c._len_torch_dispatch_stack()) < len(self._modes):
-            _c._push_on_torch_dispatch_stack(self._modes[count])
-
-
-def _device_types() -> tuple[str, ...]:
-    initialized: Callable[[], bool] = torch.cuda.is_initialized
-    return ("cpu", "cuda") if initialized() else ("cpu",)
-
 
 def _is_infrastructure(mode: object) -> bool:
     """Return whether a mode is torch's own, for tensors without numbers (`FakeTensorMode`, …)."""
     return getattr(mode, "_mode_key", None) is not None
-
-
-def _is_transforming() -> bool:
-    """Return whether the thread is within `torch.func`'s vmap, grad and the like."""
-    return _c._functorch.peek_interpreter_stack() is not None
 
 
 log = logging.getLogger("mp_agent")
@@ -109,6 +100,7 @@ _TURN_SECONDS_AT_MOST = 1.0
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., None])
+G = TypeVar("G", bound="_Guarded")
 
 
 def _never_traced(function: F) -> F:
@@ -134,6 +126,13 @@ class _Failures:
             return False
         self.rest = min(REST_CALLS << self.rests, REST_CALLS_AT_MOST)
         self.rests = min(self.rests + 1, REST_CALLS_AT_MOST.bit_length())
+        return True
+
+    def sits_out(self) -> bool:
+        """Count a call; return whether it is one that the kind rests for."""
+        if self.rest <= 0:
+            return False
+        self.rest -= 1
         return True
 
 
@@ -191,6 +190,7 @@ class Guard:
             return
         handled_before = sys.exc_info()[1]
         state: ThreadState | None = None
+        left = False
         try:
             if not self._turns.acquire(timeout=_TURN_SECONDS_AT_MOST):
                 return
@@ -201,17 +201,21 @@ class Guard:
                 self._on_capture(function, args)
             elif state.numbers_exist:
                 state.set_aside()
-                self._attempt(kind, function, handled_before, *args, **kwargs)
+                failures = self._failing.get(kind)
+                if failures is None:
+                    function(*args, **kwargs)
+                elif not failures.sits_out():
+                    function(*args, **kwargs)
+                    failures.in_a_row = 0
         except BaseException as error:
-            found = interruption_in(error, handled_before)
-            if found is not None:
-                raise found from found.__cause__
-            self._note_failure(kind, error)
+            self._swallow(kind, error, handled_before)
         finally:
             try:
                 self._leave(state)
+                left = True
             finally:
-                self._leave(state)  # again, where a signal handler has raised within
+                if not left:  # a signal handler has raised within
+                    self._leave(state)
         while self._later:
             self._later.pop(0)()
 
@@ -219,7 +223,17 @@ class Guard:
         self, kind: str, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs
     ) -> None:
         """Call `function` from within `run`, such that its failure does not end what is run."""
-        self._attempt(kind, function, sys.exc_info()[1], *args, **kwargs)
+        failures = self._failing.get(kind)
+        if failures is not None and failures.sits_out():
+            return
+        handled_before = sys.exc_info()[1]
+        try:
+            function(*args, **kwargs)
+        except BaseException as error:
+            self._swallow(kind, error, handled_before)
+        else:
+            if failures is not None:
+                failures.in_a_row = 0
 
     def pop_seconds(self) -> float:
         """Return the host time spent since the last call, up to now. Called from within `run`."""
@@ -228,47 +242,18 @@ class Guard:
         self._seconds, self._since_seconds = 0.0, now_seconds
         return seconds
 
-    def _attempt(
-        self,
-        kind: str,
-        function: Callable[P, None],
-        handled_before: BaseException | None,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> None:
-        """Call `function` unless its kind rests; note when it fails."""
-        failures = self._failing.get(kind)
-        if failures is not None and failures.rest > 0:
-            failures.rest -= 1
-            return
-        try:
-            function(*args, **kwargs)
-        except BaseException as error:
-            found = interruption_in(error, handled_before)
-            if found is not None:
-                raise found from found.__cause__
-            self._note_failure(kind, error)
-        else:
-            if failures is not None:
-                failures.in_a_row = 0
-
     def _leave(self, state: ThreadState | None) -> None:
         """Restore what was set aside, take the time, and release the turn; each just once."""
         try:
             if state is not None:
                 state.restore()
         finally:
-            if self._has_turn():
+            if self._turns._is_owned():  # type: ignore[attr-defined]
                 try:
                     self._seconds += perf_counter() - self._since_seconds
                 finally:
                     self._owner = None
                     self._turns.release()
-
-    def _has_turn(self) -> bool:
-        """Return whether this thread has the turn."""
-        owned: Callable[[], bool] = self._turns._is_owned  # type: ignore[attr-defined]
-        return owned()
 
     def _is_running(self) -> bool:
         """Return whether this thread, which is noted as running something, really does."""
@@ -279,8 +264,16 @@ class Guard:
             frame = frame.f_back
         return False
 
-    def _note_failure(self, kind: str, error: BaseException) -> None:
-        """Log and count the exception being handled. That may itself fail, which is ignored."""
+    def _swallow(
+        self, kind: str, error: BaseException, handled_before: BaseException | None
+    ) -> None:
+        """Log and count the exception being handled; raise what interrupts the probe from outside.
+
+        Logging and counting may fail, which is ignored.
+        """
+        found = interruption_in(error, handled_before)
+        if found is not None:
+            raise found from found.__cause__
         if accelerator.is_sticky_error(error):
             self._note_device_error(error)
             return
@@ -321,6 +314,43 @@ class Guard:
 
 
 _RUN = inspect.unwrap(Guard.run).__code__
+
+Contain = Callable[..., None]
+"""`Guard.contain`: a kind of failure, a function, and its arguments."""
+
+
+class _Guarded(Protocol):
+    _guard: Guard
+
+
+def contained(
+    kind: str | Callable[..., str],
+) -> Callable[[Callable[Concatenate[G, P], None]], Callable[Concatenate[G, P], None]]:
+    """Return a decorator of methods: as if each call were made by `self._guard.contain`.
+
+    kind: of failures; or a function of the method's arguments that returns it.
+    """
+
+    def wrap(method: Callable[Concatenate[G, P], None]) -> Callable[Concatenate[G, P], None]:
+        @functools.wraps(method)
+        def attempt(self: G, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            guard = self._guard
+            what = kind if isinstance(kind, str) else kind(*args, **kwargs)
+            failures = guard._failing.get(what)
+            if failures is not None and failures.sits_out():
+                return
+            handled_before = sys.exc_info()[1]
+            try:
+                method(self, *args, **kwargs)
+            except BaseException as error:
+                guard._swallow(what, error, handled_before)
+            else:
+                if failures is not None:
+                    failures.in_a_row = 0
+
+        return attempt
+
+    return wrap
 
 
 def computed(

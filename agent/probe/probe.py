@@ -25,7 +25,7 @@ from mp_agent.probe.isolation import Guard
 from mp_agent.probe.meeting import Meeting
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, main_script
-from mp_agent.probe.recording.contained_recorder import ContainedRecorder
+from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.recording.step_measurement import ForwardPart, ForwardPass, ForwardStart
 from mp_agent.probe.reduction import GroupReduction
 from mp_agent.probe.ring_connection import ProbeReports, RingConnection
@@ -69,8 +69,8 @@ class Probe:
         self._registry = OptimizerRegistry(reports.note_unsupported, ranks_in_run)
         traits = ObservedTraits(script=main_script() if settings.check_script else "")
         self._tensors = self._watched_tensors(settings)
-        recorder = self._recorder = ContainedRecorder(
-            self._guard.contain,
+        recorder = self._recorder = StepRecorder(
+            self._guard,
             self._registry,
             traits,
             settings,

@@ -71,12 +71,12 @@ def half_way(options: argparse.Namespace) -> None:
 
 
 def break_probe() -> None:
-    from mp_agent.probe.recording.recorder import StepRecorder
+    from mp_agent.probe.recording.step_measurement import StepMeasurement
 
-    def measure(*arguments: object) -> None:
+    def fill_in(*arguments: object, **options: object) -> None:
         raise RuntimeError("fault injected into the probe")
 
-    StepRecorder.measure = measure  # type: ignore[assignment]
+    StepMeasurement.fill_in = fill_in  # type: ignore[method-assign]
 
 
 def digest(model: nn.Module) -> str:

@@ -14,6 +14,7 @@ from mp_agent.probe.instruments.fp8 import fp8_library
 from mp_agent.probe.instruments.local_gradients import LocalGradients
 from mp_agent.probe.instruments.logprobs import StepLogprobs
 from mp_agent.probe.instruments.tensors import WatchedTensors, tensor_collections
+from mp_agent.probe.isolation import Guard, contained
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
@@ -43,14 +44,26 @@ class _Ready(NamedTuple):
     delivery: Delivery
 
 
+def _kind_of_measuring(
+    step: OpenStep, scaled: Sequence[tuple[WatchedOptimizer, Scalar]], point: str
+) -> str:
+    labels = [watched.label for watched, _ in scaled if watched.label]
+    which = f" of optimizer {labels[0]}" if len(labels) == len(scaled) > 0 else ""
+    return f"measuring gradients{which}"
+
+
 class StepRecorder:
     """Measures open steps, and writes them into the ring. Holds no plan, hence no parameters.
+
+    Each thing that it does is contained: gradients that cannot be measured leave the loss, the loss
+    scale, and the step's place in the count as they are.
 
     trainer_lead: by how much the trainer's own step is ahead of our sequence number.
     """
 
     def __init__(
         self,
+        guard: Guard,
         registry: OptimizerRegistry,
         traits: ObservedTraits,
         settings: Settings,
@@ -65,6 +78,7 @@ class StepRecorder:
         local_gradients: measures them before they are reduced.
         """
         self.trainer_lead = 0
+        self._guard = guard
         self._registry = registry
         self._traits = traits
         self._schedule = LayerSchedule(
@@ -106,6 +120,7 @@ class StepRecorder:
         """Write to this ring from now on; until then nothing is measured."""
         self._writer = writer
 
+    @contained(_kind_of_measuring)
     def measure(
         self, step: OpenStep, scaled: Sequence[tuple[WatchedOptimizer, Scalar]], point: str
     ) -> None:
@@ -155,10 +170,12 @@ class StepRecorder:
         if step.worth_telling(self._registry.roles.labels_of_run):
             self._offer(step, ready, complete=False)
 
+    @contained("copying weights")
     def keep_weights(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
         """Copy the weights that the updates of a sampled step will be compared with."""
         self._updates.keep(step, plans)
 
+    @contained("measuring updates of weights")
     def measure_updates(self, step: OpenStep, watched: WatchedOptimizer) -> None:
         """Measure what an optimizer has done, if this is a sampled step that it did not skip."""
         if not self._updates.enabled or not self._schedule.due(step.sequence):
@@ -181,6 +198,7 @@ class StepRecorder:
             timer.stop()
             step.timers.append(timer)
 
+    @contained("timing a step")
     def end(self, step: OpenStep, parts: StepParts, probe_seconds: float) -> None:
         """Record what is known of a step only at its end.
 
@@ -204,6 +222,7 @@ class StepRecorder:
             step.scalars["compute_seconds"] = step.backward_seconds - step.begun_seconds
         ready.writer.count(probe_seconds=probe_seconds)
 
+    @contained("preparing a forward pass")
     def begin_forward(self, after: OpenStep) -> None:
         """Prepare for what is measured in the forward pass of the step that follows, if due."""
         due = self._schedule.due_after(after.sequence)
@@ -214,11 +233,13 @@ class StepRecorder:
         if self._forward_start is not None:
             self._forward_start.watch(self._registry.root)
 
+    @contained("measuring a forward pass")
     def forward_ended(self, step: OpenStep) -> None:
         """Add to the step what was measured in its first forward pass."""
         if self._forward_pass is not None:
             self._forward_pass.end(step)
 
+    @contained("preparing for local gradients")
     def backward_begins(self, step: OpenStep) -> None:
         """Prepare for what is measured while a backward of the run makes gradients."""
         if self._local_gradients is None:
@@ -239,22 +260,26 @@ class StepRecorder:
         if self._local_gradients is not None:
             self._local_gradients.forget()
 
+    @contained("adding local gradients")
     def add_local_gradients(self, step: OpenStep) -> None:
         """Add to the step what was measured of the gradients before they were reduced."""
         if self._local_gradients is not None:
             self._local_gradients.add_to(step)
 
+    @contained("measuring a backward pass")
     def backward_ended(self, step: OpenStep) -> None:
         """Add to the step what was measured in its first backward pass."""
         if self._forward_pass is not None:
             self._forward_pass.backward_ended(step)
 
+    @contained("comparing log-probabilities")
     def compare_logprobs(
         self, step: OpenStep, trainer: object, sampler: object, mask: object
     ) -> None:
         """Add to the step how the log-probabilities of two engines differ."""
         self._logprobs.add(step, trainer, sampler, mask)
 
+    @contained("adding watched tensors")
     def add_tensors(self, step: OpenStep) -> None:
         """Add to the step what was measured of the tensors that the script watches."""
         if self._tensors is not None:
@@ -286,6 +311,7 @@ class StepRecorder:
         if budget.device_ratio is not None:
             step.scalars["device_overhead_ratio"] = budget.device_ratio
 
+    @contained("writing a step")
     def publish(self, step: OpenStep, *, relabelled: bool = False) -> None:
         """Write the step as complete; publish what has come from the device meanwhile.
 
@@ -319,11 +345,13 @@ class StepRecorder:
         if self._writer is not None:
             self._writer.count(records_dropped=1)
 
+    @contained("publishing what has arrived")
     def collect(self) -> None:
         """Publish what has come from the device meanwhile."""
         if (delivery := self._schema.delivery) is not None and delivery.pending:
             delivery.collect()
 
+    @contained("writing the last step")
     def flush(self, step: OpenStep) -> None:
         """Publish everything, also a step that will not end; waits for a device at most 1 s.
 

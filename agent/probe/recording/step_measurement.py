@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.isolation import Contain
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar
@@ -19,9 +20,6 @@ from mp_agent.probe.step.open_step import OpenStep, SampledRows
 from mp_agent.probe.step.phases import StepParts
 from mp_agent.records.columns import DISTRIBUTION, GRADIENT_COLUMN_NAMES
 from mp_agent.ring.interruptions import pass_on
-
-Contain = Callable[..., None]
-"""`Guard.contain`: a kind of failure, a function, and its arguments."""
 
 
 class ForwardPart(Protocol):

@@ -15,7 +15,6 @@ from torch.nn.utils import clip_grad_norm_
 from mp_agent.probe import isolation
 from mp_agent.probe.probe import Probe
 from mp_agent.probe.recording import ring_schema
-from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.recording.step_measurement import StepMeasurement
 from mp_agent.records.steps import Phase
 from mp_agent.settings import Settings
@@ -127,7 +126,7 @@ def test_steps_are_recorded_once_there_is_memory_again(watch, monkeypatch):
 
 def test_an_interrupt_reaches_training(watch, monkeypatch):
     watch()
-    monkeypatch.setattr(StepRecorder, "measure", _interrupt)
+    monkeypatch.setattr(StepMeasurement, "fill_in", _interrupt)
     with pytest.raises(KeyboardInterrupt):
         train(1)
 
@@ -242,5 +241,5 @@ def _no_space(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def _interrupt(*_: object) -> None:
+def _interrupt(*_: object, **options: object) -> None:
     raise KeyboardInterrupt
