@@ -33,6 +33,8 @@ def snapshot_of(value: object) -> Scalar | None:
 
     A loss scale is changed by `scaler.update()` before the step's numbers leave the device.
     """
+    if type(value) is float or value is None:
+        return value
     scalar = scalar_of(value)
     if isinstance(scalar, torch.Tensor):
         return scalar.to(torch.float64, copy=True)

@@ -137,6 +137,7 @@ class RingWriter:
         self._fd = fd
         self._head = head
         self._owner_pid = os.getpid()
+        """0 once the ring is closed; a forked child has another one."""
         self._maps: list[tuple[mmap.mmap, memoryview]] = []
         memory = self._map(0, HEAD_BYTES)
         self._state = LiveState()
@@ -191,7 +192,7 @@ class RingWriter:
         Raises OSError when memory cannot be reserved, which says what size would do where a file
         system is full; the ring then goes on as it was.
         """
-        if self._is_foreign():
+        if os.getpid() != self._owner_pid:
             return
         encoded = encode_schema(schema)
         layout = layout_for(schema, len(encoded), self._head, device_slots)
@@ -223,9 +224,11 @@ class RingWriter:
         An open record is read only if the rank dies before the record is written complete. Raises
         ValueError when its arrays do not fit the schema, RingError before `write_schema`.
         """
-        if self._is_foreign():
+        if os.getpid() != self._owner_pid:
             return
-        body, state = self._known_body(), self._state
+        body, state = self._body, self._state
+        if body is None:
+            raise self._no_schema()
         payload = encode_step(record, body.schema)
         state.started_sequence = max(state.started_sequence, record.sequence)
         if complete and self.on_complete is not None:
@@ -257,7 +260,7 @@ class RingWriter:
 
         Its memory stays mapped until the process ends: a device may write to it at any time.
         """
-        if self._is_foreign() or self._body is None:
+        if os.getpid() != self._owner_pid or self._body is None:
             return None
         region = self._body.region
         region.held = region.kept = True
@@ -270,9 +273,11 @@ class RingWriter:
 
     def write_layers(self, table: LayerTable) -> None:
         """Write the layers of a step. Raises like `write_step`."""
-        if self._is_foreign():
+        if os.getpid() != self._owner_pid:
             return
-        body, state = self._known_body(), self._state
+        body, state = self._body, self._state
+        if body is None:
+            raise self._no_schema()
         payload = encode_layers(table, body.schema)
         number = state.layers_written = state.layers_written + 1
         body.layers.write(number, payload)
@@ -280,7 +285,7 @@ class RingWriter:
 
     def stamp(self, phase: Phase, *, name: str = "", sequence: int | None = None) -> None:
         """Set the rank's phase, the phase's own name, and the step that it works on."""
-        if self._is_foreign():
+        if os.getpid() != self._owner_pid:
             return
         state = self._state
         state.phase = phase
@@ -300,7 +305,7 @@ class RingWriter:
 
         Raises OSError or AttributeError where the C library cannot do it.
         """
-        if self._is_foreign():
+        if os.getpid() != self._owner_pid:
             return
         if record:
             RECORDER.arm(self._fd)
@@ -309,7 +314,7 @@ class RingWriter:
 
     def wait_for_export(self, waiting: bool) -> None:
         """Record whether the rank stays only until its last state has been exported."""
-        if self._is_foreign():
+        if os.getpid() != self._owner_pid:
             return
         self._state.scrape_wait = waiting
         self._publish()
@@ -323,7 +328,7 @@ class RingWriter:
         probe_seconds: float = 0.0,
     ) -> None:
         """Add to the counters of the rank's state."""
-        if self._is_foreign():
+        if os.getpid() != self._owner_pid:
             return
         self._state.probe_errors += probe_errors
         self._state.setting_errors += setting_errors
@@ -334,7 +339,7 @@ class RingWriter:
     def note_unsupported(self, feature: str) -> None:
         """List a feature that cannot be measured, once; those that no longer fit are left out."""
         feature = feature[:_FEATURE_CHARACTERS_MAX]
-        if self._is_foreign() or feature in self._unsupported:
+        if os.getpid() != self._owner_pid or feature in self._unsupported:
             return
         listed = [*self._unsupported, feature]
         encoded = json.dumps(listed).encode()
@@ -345,7 +350,7 @@ class RingWriter:
 
     def close(self) -> None:
         """Release the lock: to other processes, the rank is dead now. The file stays."""
-        if self._is_foreign():
+        if os.getpid() != self._owner_pid:
             return
         self._owner_pid = 0
         kept = {id(region.memory) for region in self._regions.all if region.kept}
@@ -357,20 +362,14 @@ class RingWriter:
                 mapping.close()
         os.close(self._fd)
 
-    def _is_foreign(self) -> bool:
-        """Return whether this is a forked child, or the ring is closed."""
-        return os.getpid() != self._owner_pid
-
     def _publish(self) -> None:
         # The number is taken before anything is written: a signal handler that interrupts the
         # write and publishes too gets the next slot.
         number = self._states_written = self._states_written + 1
         self._states.write(number, self._state.pack())
 
-    def _known_body(self) -> "_BodyWriter":
-        if self._body is None:
-            raise RingError(f"{self.path}: records can only be written after write_schema()")
-        return self._body
+    def _no_schema(self) -> RingError:
+        return RingError(f"{self.path}: records can only be written after write_schema()")
 
     def _map(self, offset: int, length: int) -> memoryview:
         # Every mapping holds an fd of the file, and closing any fd would drop the lock: they are

@@ -59,7 +59,7 @@ class OptimizerRegistry:
     @property
     def first(self) -> WatchedOptimizer | None:
         """The optimizer whose steps are the run's."""
-        return self.roles.first
+        return next((each for each in self.roles.watched if each.role is Role.FIRST), None)
 
     @property
     def root(self) -> nn.Module | None:
@@ -92,7 +92,8 @@ class OptimizerRegistry:
         """Return what is watched for steps of `optimizer`; None when there is nothing."""
         for watched in self.roles.watched:
             if watched.is_of(optimizer):
-                self._replace_gone_first(watched)
+                if watched.role is not Role.FIRST:
+                    self._replace_gone_first(watched)
                 return watched
         return self._watch(optimizer)
 

@@ -42,6 +42,8 @@ class WatchedOptimizer:
     def __init__(self, label: str, role: Role, optimizer: Optimizer, make_plan: MakePlan) -> None:
         self.label = label
         self.role = role
+        self.of_run = role in (Role.FIRST, Role.JOINT)
+        """Whether its steps are steps of the run."""
         self.scaled = True
         self.managed = False
         self.scalars: dict[str, Scalar] = {}
@@ -65,11 +67,6 @@ class WatchedOptimizer:
     def optimizer(self) -> Optimizer | None:
         """The optimizer, until it is gone."""
         return self._optimizer()
-
-    @property
-    def of_run(self) -> bool:
-        """Whether its steps are steps of the run."""
-        return self.role in (Role.FIRST, Role.JOINT)
 
     @property
     def joint(self) -> bool:
@@ -102,7 +99,7 @@ class WatchedOptimizer:
     def become(self, role: Role) -> None:
         """Change the role; the plan is made again if it depends on that."""
         joint, first = self.joint, self.role is Role.FIRST
-        self.role = role
+        self.role, self.of_run = role, role in (Role.FIRST, Role.JOINT)
         if role is Role.FIRST:
             self.label = ""
         if (joint, first) != (self.joint, role is Role.FIRST):
@@ -148,14 +145,9 @@ class OptimizerRoles:
         """Numbers the backwards."""
 
     @property
-    def first(self) -> WatchedOptimizer | None:
-        """The optimizer whose steps are the run's."""
-        return next((watched for watched in self.watched if watched.role is Role.FIRST), None)
-
-    @property
     def labels_of_run(self) -> set[str]:
         """Labels of the optimizers whose gradients are the run's."""
-        return {watched.label for watched in self.of_run}
+        return {each.label for each in self.watched if each.role is not Role.SEPARATE}
 
     @property
     def awaited(self) -> set[str]:
@@ -202,10 +194,11 @@ class OptimizerRoles:
         if not watched.of_run:
             return
         for other in self.watched:
-            if other.stepped_in_pass == self._pass:
-                self.confirm(other)
-            elif other.role is Role.CANDIDATE:
-                other.idle_steps += 1
+            if other.role is Role.CANDIDATE:
+                if other.stepped_in_pass == self._pass:
+                    self.confirm(other)
+                else:
+                    other.idle_steps += 1
         self.watched = [
             each
             for each in self.watched

@@ -1,6 +1,7 @@
 """From a kernel's results by name to a table of columns: the only place that knows their order."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from math import nan
 from sys import float_info
 from typing import TypeVar
@@ -21,6 +22,7 @@ from mp_agent.records.columns import (
 Value = TypeVar("Value", FloatArray, torch.Tensor)
 
 
+@cache
 def wanted_columns(*, layers: bool) -> frozenset[str]:
     """Return the names of the columns to measure, of layers or of a step's totals.
 
@@ -42,25 +44,16 @@ def in_order(
     results: by column name, of the gradients as they are; NaN where there is none.
     bounded: limits a value to at most the largest float64.
     """
-    return [
-        _unscaled(results[column.name], inverse_scale, column.unscaling, bounded)
-        if column.name in wanted
-        else results["elements"] * nan
-        for column in GRADIENT_COLUMNS
-    ]
-
-
-def _unscaled(
-    value: Value,
-    inverse_scale: Value | float,
-    unscaling: Unscaling,
-    bounded: Callable[[Value], Value],
-) -> Value:
-    if unscaling is Unscaling.NONE:
-        return value
-    for _ in range(unscaling.value):
-        value = value * inverse_scale
-    return bounded(value)
+    columns = []
+    for column in GRADIENT_COLUMNS:
+        if column.name not in wanted:
+            columns.append(results["elements"] * nan)
+            continue
+        value = results[column.name]
+        for _ in range(column.unscaling.value):
+            value = value * inverse_scale
+        columns.append(value if column.unscaling is Unscaling.NONE else bounded(value))
+    return columns
 
 
 def bounded_array(values: FloatArray) -> FloatArray:

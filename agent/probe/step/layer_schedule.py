@@ -181,7 +181,9 @@ class DenseSampling:
 
         factor: by which the interval is multiplied, to stay within the overhead budget.
         """
-        return self.lasts(sequence) and sequence % (DENSE_INTERVAL_STEPS * factor) == 0
+        self._asked = max(self._asked, sequence)
+        within = self._begin <= sequence <= self._end and sequence > self._settled
+        return within and sequence % (DENSE_INTERVAL_STEPS * factor) == 0
 
     def lasts(self, sequence: int) -> bool:
         """Return whether step `sequence` lies within a stretch, from its first sample to its last.
@@ -225,8 +227,9 @@ class LayerSchedule:
     def due(self, sequence: int) -> bool:
         """Return whether step `sequence` is one of those that are always measured."""
         early = sequence <= _EARLY_STEPS and sequence % _EARLY_INTERVAL == 0
-        dense = self._after_trouble.due(sequence, self.budget.layer_factor)
-        return sequence == 1 or early or dense or sequence % self.interval_steps == 0
+        factor = self.budget.layer_factor
+        dense = self._after_trouble.due(sequence, factor)
+        return sequence == 1 or early or dense or sequence % (self._interval_steps * factor) == 0
 
     def compares(self, sequence: int) -> bool:
         """Return whether what ranks hold is compared before the update of step `sequence`.

@@ -297,8 +297,8 @@ def observed_step(
         scalars=dict(step.scalars),
         shares=sum(shares.values()),
         totals_GC=_joined(step.totals, shares),
-        rows_LC=_joined(step.rows, layers),
-        sampled=_sampled(step, shares, layers),
+        rows_LC=_joined(step.rows, layers) if step.rows else None,
+        sampled=_sampled(step, shares, layers) if step.sampled else {},
         own_rows=dict(step.own_rows),
         unread_scales=[
             UnreadScale(

@@ -233,17 +233,16 @@ class PhaseMarks:
 
     def _stamp(self, *, anew: bool = False) -> None:
         """Stamp the phase if it has changed; if `anew`, in any case, with the time."""
-        now = (*self._shown(), self._sequence)
+        phase, name = self._training, ""
+        if self._entered:
+            phase = _BY_NAME.get(self._entered[-1].lower(), Phase.OTHER)
+            name = self._entered[-1] if phase is Phase.OTHER else ""
+        elif self._saves:
+            phase = Phase.CHECKPOINT
+        elif self._signs:
+            phase = Phase.EVAL
+        now = phase, name, self._sequence
         if self._writer is None or (now == self._stamped and not anew):
             return
         self._stamped = now
-        phase, name, sequence = now
-        self._writer.stamp(phase, name=name, sequence=sequence)
-
-    def _shown(self) -> tuple[Phase, str]:
-        if self._entered:
-            phase = _BY_NAME.get(self._entered[-1].lower(), Phase.OTHER)
-            return phase, self._entered[-1] if phase is Phase.OTHER else ""
-        if self._saves:
-            return Phase.CHECKPOINT, ""
-        return (Phase.EVAL if self._signs else self._training), ""
+        self._writer.stamp(phase, name=name, sequence=self._sequence)

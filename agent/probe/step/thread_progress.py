@@ -158,6 +158,10 @@ class GradientTrace:
         if made_any and self._looks_at(plan, sequence):
             self._before = self._tried(lambda: [part.clone() for part in _parts(plan)])
 
+    def is_idle(self, sequence: int) -> bool:
+        """Return whether nothing is known, or looked for, of step `sequence`."""
+        return self._before is None and self.loss_factor is None and not _is_due(sequence)
+
     def changes(self, plan: MeasurementPlan, sequence: int) -> tuple[Scalar, Scalar] | None:
         """Return what has become of the gradients, as they stand, since backward.
 

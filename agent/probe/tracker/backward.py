@@ -139,7 +139,7 @@ class BackwardTracking:
             self._begin_pass(roots, seeds)
         thread.scaled_losses.clear()
 
-    def ended(self, *, raised: bool) -> None:
+    def ended(self, *, raised: bool = False) -> None:
         """Enter the forward phase; measure now where clipping could not be seen.
 
         A rank whose backward raised stands in it until it trains on: it may be about to end.

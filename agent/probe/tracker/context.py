@@ -64,7 +64,7 @@ class TrackerContext:
     def enter_phase(self, phase: Phase) -> None:
         """Set the phase of training, unless this thread trains another model."""
         if not self.trains_other_model:
-            self.phases.training(phase, self.step.sequence)
+            self.phases.training(phase, self.boundaries.step.sequence)
 
     def marked_plan(self) -> MeasurementPlan | None:
         """Return the plan of the gradients that should stay as backward leaves them."""
@@ -90,16 +90,17 @@ class TrackerContext:
 
     def note_learning_rate(self, watched: WatchedOptimizer) -> None:
         """Record the learning rate of the open step, unless it is known already."""
-        if "learning_rate" in self.step.scalars:
-            return
-        if (rate := snapshot_of(watched.learning_rate())) is not None:
-            self.step.scalars["learning_rate"] = rate
+        scalars = self.boundaries.step.scalars
+        if "learning_rate" not in scalars:
+            rate = snapshot_of(watched.learning_rate())
+            if rate is not None:
+                scalars["learning_rate"] = rate
 
     def note_trainer_step(self, watched: WatchedOptimizer, sequence: int) -> None:
         """Learn the trainer's number of step `sequence`, the next one of an optimizer."""
         if (optimizer := watched.optimizer) is not None:
             self.trainer_step.inspect(optimizer, sequence)
-            self.update_trainer_lead()
+            self.recorder.trainer_lead = self.trainer_step.lead
 
     def update_trainer_lead(self) -> None:
         """Let records carry the trainer's step number as it is known now."""

@@ -63,13 +63,15 @@ class StepEnd:
         context = self._context
         if not context.trains_other_model:
             context.parts.optimizer_ended()
+        roles = context.registry.roles
         context.thread.unscaled.add(watched.label)
-        context.registry.roles.confirm(watched)
+        if watched.role is Role.CANDIDATE:
+            roles.confirm(watched)
         step = context.boundaries.of(watched)
-        ends_step = step is context.step
+        ends_step = step is context.boundaries.step
         context.recorder.measure_updates(step, watched)
-        awaited = context.registry.roles.awaited
-        context.registry.roles.stepped(watched)
+        awaited = roles.awaited
+        roles.stepped(watched)
         if not watched.of_run:
             if (rate := snapshot_of(watched.learning_rate())) is not None:
                 watched.scalars["learning_rate"] = rate
@@ -83,14 +85,14 @@ class StepEnd:
     def finish_run(self, label: str, awaited: Collection[str] = ()) -> None:
         """End the step under way: the optimizer `label` of the run has stepped."""
         context = self._context
+        ended = context.boundaries.step
         context.run_thread = get_ident()
         context.thread.weights.forget()
-        context.step.scalars.setdefault("skipped", 0.0)
-        context.recorder.end(context.step, context.parts, self._guard.pop_seconds())
-        ended = context.step
+        ended.scalars.setdefault("skipped", 0.0)
+        context.recorder.end(ended, context.parts, self._guard.pop_seconds())
         self.publish(context.boundaries.run_ended(label, awaited))
         context.recorder.begin_forward(ended)
-        context.enter_phase(Phase.FORWARD)
+        context.phases.training(Phase.FORWARD, context.boundaries.step.sequence)
         self.after_step()
         context.parts.step_begins()
 
@@ -159,33 +161,32 @@ class GradientMeasuring:
         point: where in the step, for the run's facts. inverse_scale: 1 / the factor by which the
         gradients are still multiplied.
         """
-        self._measure(watched, point, inverse_scale)
-        if not self._context.trains_other_model:
-            self._context.parts.optimizer_begins()
-
-    def _measure(self, watched: WatchedOptimizer, point: str, inverse_scale: Scalar) -> None:
         context = self._context
-        context.enter_phase(Phase.OPTIMIZER)
-        context.registry.roles.confirm(watched)
+        if not context.trains_other_model:
+            context.phases.training(Phase.OPTIMIZER, context.boundaries.step.sequence)
+        if watched.role is Role.CANDIDATE:
+            context.registry.roles.confirm(watched)
         if watched.role is Role.SEPARATE and self._succession.is_due(watched):
             self._succession.hand_over(watched)
         step = context.boundaries.of(watched)
-        if watched.label in step.measured or watched.label in step.settled:
-            return
-        if context.boundaries.is_published(step):
-            step = context.step
-        context.connection.ensure()
-        if watched.of_run and step is context.step:
-            self._begin_measuring_run(watched)
-        scaled = [
-            (each, inverse_scale if each is watched else context.inverse_scale(each))
-            for each in context.registry.together(watched)
-        ]
-        context.thread.measures.update(each.label for each, _ in scaled)
-        if watched.of_run:
-            self._note_changed_gradients(point)
-            self._note_factors(step, point)
-        context.recorder.measure(step, scaled, point)
+        if watched.label not in step.measured and watched.label not in step.settled:
+            under_way = context.boundaries.step
+            if step is not under_way and context.boundaries.is_published(step):
+                step = under_way
+            context.connection.ensure()
+            if watched.of_run and step is under_way:
+                self._begin_measuring_run(watched, step)
+            scaled = [
+                (each, inverse_scale if each is watched else context.inverse_scale(each))
+                for each in context.registry.together(watched)
+            ]
+            context.thread.measures.update(each.label for each, _ in scaled)
+            if watched.of_run:
+                self._note_changed_gradients(point)
+                self._note_factors(step, point)
+            context.recorder.measure(step, scaled, point)
+        if not context.trains_other_model:
+            context.parts.optimizer_begins()
 
     def measure_for_good(self, watched: WatchedOptimizer) -> None:
         """Measure gradients after which others will follow, that were taken at other weights."""
@@ -198,8 +199,10 @@ class GradientMeasuring:
     def measure_before_step(self, watched: WatchedOptimizer, optimizer: Optimizer) -> None:
         """Measure as `optimizer` begins to step; of a fused one note whether it will skip."""
         # GradScaler leaves these two to optimizers that unscale, and skip, by themselves.
-        scale = scalar_of(getattr(optimizer, "grad_scale", None))
-        skipped = snapshot_of(getattr(optimizer, "found_inf", None))
+        found = getattr(optimizer, "grad_scale", None)
+        scale = None if found is None else scalar_of(found)
+        found = getattr(optimizer, "found_inf", None)
+        skipped = None if found is None else snapshot_of(found)
         inverse_scale = 1.0 if scale is None else reciprocal(scale)
         if not self._context.clipping_is_compiled:
             self.measure(watched, "optimizer_step", inverse_scale)
@@ -209,21 +212,21 @@ class GradientMeasuring:
         if skipped is not None:
             self._step_end.note_skip(watched, skipped)
 
-    def _begin_measuring_run(self, watched: WatchedOptimizer) -> None:
-        """Publish the step before, and record what is known as the run's gradients are used."""
+    def _begin_measuring_run(self, watched: WatchedOptimizer, step: OpenStep) -> None:
+        """Publish the step before `step`, and record what is known as its gradients are used."""
         context = self._context
         if context.run_thread is None:
             # Else the backward of another thread would outdate what is measured here.
             context.run_thread = get_ident()
-        self._step_end.publish(context.boundaries.close_ended())
+        if ended := context.boundaries.close_ended():
+            self._step_end.publish(ended)
         first = context.registry.first or watched
-        context.step.drop_cleared_loss(first.is_cleared_by)
+        if step.cleared_by is not None:
+            step.drop_cleared_loss(first.is_cleared_by)
         context.note_learning_rate(first)
         if not first.managed:
-            context.note_trainer_step(first, context.step.sequence)
-        if context.step.sequence == _UNHELD_AT_STEP and (
-            found := context.registry.unheld_gradients()
-        ):
+            context.note_trainer_step(first, step.sequence)
+        if step.sequence == _UNHELD_AT_STEP and (found := context.registry.unheld_gradients()):
             context.note_unsupported(f"gradients that no optimizer holds: {found}")
 
     def _note_factors(self, step: OpenStep, point: str) -> None:
@@ -231,14 +234,16 @@ class GradientMeasuring:
 
         Not where a scaler does that, whose scale is known.
         """
-        thread, plan = self._context.thread, self._context.marked_plan()
-        scaled = thread.scaler is not None or point not in ("clip", "optimizer_step")
-        if plan is None or scaled:
+        thread = self._context.thread
+        if thread.scaler is not None or point not in ("clip", "optimizer_step"):
             return
-        if (changes := thread.trace.changes(plan, step.sequence)) is not None:
+        trace = thread.trace
+        if trace.is_idle(step.sequence) or (plan := self._context.marked_plan()) is None:
+            return
+        if (changes := trace.changes(plan, step.sequence)) is not None:
             step.scalars[GRADIENT_FACTOR], step.scalars[GRADIENTS_REPLACED] = changes
-        if thread.trace.loss_factor is not None:
-            step.scalars[LOSS_FACTOR] = thread.trace.loss_factor
+        if trace.loss_factor is not None:
+            step.scalars[LOSS_FACTOR] = trace.loss_factor
 
     def _note_changed_gradients(self, point: str) -> None:
         """Report gradients that were clipped, or otherwise changed, by means that call no hook.
@@ -246,12 +251,12 @@ class GradientMeasuring:
         On several ranks the change may be the script's own reduction, which is no reason to.
         """
         context = self._context
-        gradients, step = context.thread.gradients, context.step
+        gradients, step = context.thread.gradients, context.boundaries.step
         if self._has_other_gradients(step, point):
             step.drop_loss()
             context.note_unsupported(OWN_GRADIENTS)
-        measures_late = point in ("clip", "optimizer_step") and world_size() == 1
-        if measures_late and not self._gradients_change and gradients.moved:
+        measures_late = point in ("clip", "optimizer_step") and not self._gradients_change
+        if measures_late and gradients.moved and world_size() == 1:
             self._gradients_change = True
             context.note_unsupported("gradients before the script itself changed them")
         gradients.forget()  # what changes them from now on is announced by a hook
@@ -273,8 +278,9 @@ class GradientMeasuring:
                 return True
         if step.loss_repeats or (step.makes_parts and step.loss_is_unread):
             return True
-        alone = all(each.role is not Role.SEPARATE for each in context.registry.known)
-        return alone and step.makes_gradients and step.makes_none
+        if not (step.makes_gradients and step.makes_none):
+            return False
+        return all(each.role is not Role.SEPARATE for each in context.registry.known)
 
 
 class ClippingTracking:
@@ -355,7 +361,7 @@ class LossScalingTracking:
         """Leave the end of the step to the optimizer, which steps once the scaler has returned."""
         self._context.thread.scaler_steps = None
 
-    def step_ended(self, optimizer: Optimizer) -> None:
+    def step_ended(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """End the step: skipped, if the optimizer was not stepped."""
         thread = self._context.thread
         watched, thread.scaler_steps = thread.scaler_steps, None

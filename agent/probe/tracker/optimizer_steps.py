@@ -20,11 +20,16 @@ class OptimizerSteps:
     """Follows the steps of optimizers, of which each ends a step of the run or of another model."""
 
     def __init__(
-        self, context: TrackerContext, measuring: GradientMeasuring, step_end: StepEnd
+        self,
+        context: TrackerContext,
+        measuring: GradientMeasuring,
+        step_end: StepEnd,
+        graphs: "GraphSteps",
     ) -> None:
         self._context = context
         self._measuring = measuring
         self._step_end = step_end
+        self._graphs = graphs
         self.stepped_in_backward = False
         """An optimizer has stepped within the backward under way, which then is a step."""
         self.paused = False
@@ -35,6 +40,8 @@ class OptimizerSteps:
     def begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Measure the gradients unless that was done; of a fused optimizer read the skip flag."""
         context, thread = self._context, self._context.thread
+        if self._graphs.pending:
+            self._graphs.end_replayed()
         if self.paused or thread.engine_steps:
             thread.optimizer_stepped = True
             return
@@ -45,7 +52,7 @@ class OptimizerSteps:
             return  # an optimizer within the optimizer
         if (watched := context.registry.of(optimizer)) is None or watched.managed:
             return
-        if self._is_part_of_enclosing(optimizer, watched) or (
+        if (thread.enclosing and self._is_part_of_enclosing(optimizer, watched)) or (
             not has_closure and context.registry.roles.is_outer(optimizer, watched)
         ):
             thread.optimizer_stepped = True
@@ -55,9 +62,10 @@ class OptimizerSteps:
         if context.guarded and isinstance(optimizer, LibraryOptimizer):
             context.note_unguarded(UNGUARDED)
         if not watched.label:
-            if self._stepped_sequence == context.step.sequence:
+            sequence = context.step.sequence
+            if self._stepped_sequence == sequence:
                 context.recorder.lost_a_step()
-            self._stepped_sequence = context.step.sequence
+            self._stepped_sequence = sequence
         thread.stepping, thread.optimizer_stepped = id(optimizer), True
         thread.in_closure, thread.closure_awaited = False, has_closure
         if not has_closure:
@@ -252,7 +260,7 @@ class GraphSteps:
         self._context = context
         self._step_end = step_end
         self._graphs = CapturedGraphs()
-        self._pending = 0
+        self.pending = 0
         """Steps of the last replay that are yet to be ended."""
         self._unknown_replays = False
         """A graph with unknown contents was replayed since the trainer gave a step's number."""
@@ -292,7 +300,7 @@ class GraphSteps:
         context.connection.ensure()
         context.note_unsupported(UNMEASURED)
         context.enter_phase(Phase.FORWARD)
-        self._pending = steps
+        self.pending = steps
 
     def _begin_pass(self) -> None:
         """Expect gradients that were not looked at: those of a backward that calls no hook."""
@@ -308,7 +316,7 @@ class GraphSteps:
 
     def end_replayed(self) -> None:
         """End the steps of the last replay, if that is yet to be done."""
-        steps, self._pending = self._pending, 0
+        steps, self.pending = self.pending, 0
         for _ in range(steps):
             self._end_step()
 
@@ -321,7 +329,7 @@ class GraphSteps:
         sequence = context.step.sequence
         before, self._observed = self._observed, (step, sequence)
         unknown, self._unknown_replays = self._unknown_replays, False
-        if not unknown or before is None or self._pending:
+        if not unknown or before is None or self.pending:
             return
         if step > before[0] and sequence == before[1] and context.registry.first is not None:
             context.note_unsupported(UNMEASURED)

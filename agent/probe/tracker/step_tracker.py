@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from math import isnan
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mp_agent.probe.isolation import Guard
 from mp_agent.probe.optimizers.engine import Engine, OwningEngine
-from mp_agent.probe.scalars import Scalar, add, reciprocal, scalar_of, snapshot_of
+from mp_agent.probe.scalars import add, reciprocal, scalar_of, snapshot_of
 from mp_agent.probe.tracker.backward import BackwardTracking, LossTracking
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import (
@@ -137,6 +137,8 @@ STEP_ON_DEVICE = "observe(step=…) of a tensor on a GPU"
 class StepTracker:
     """Knows how far the step under way has come, and when to measure. Implements `hooks.Events`.
 
+    Most events are methods of the part that handles them; the others concern several parts.
+
     Gradients are measured at the first of unscaling, clipping and the optimizer's step after the
     last backward; with a closure, when it returns for the first time. A step ends with
     `scaler.step`, without a scaler with `optimizer.step`.
@@ -144,18 +146,47 @@ class StepTracker:
 
     def __init__(self, context: TrackerContext, guard: Guard, on_step: Callable[[], None]) -> None:
         self._context = context
-        self._step_end = StepEnd(context, guard, on_step)
-        measuring = GradientMeasuring(context, Succession(context, self._step_end), self._step_end)
-        self._losses = LossTracking(context)
-        self._optimizers = OptimizerSteps(context, measuring, self._step_end)
-        self._backward = BackwardTracking(
-            context, self._losses, measuring, self._optimizers, self._step_end
+        self._step_end = step_end = StepEnd(context, guard, on_step)
+        measuring = GradientMeasuring(context, Succession(context, step_end), step_end)
+        self._graphs = graphs = GraphSteps(context, step_end)
+        self._losses = losses = LossTracking(context)
+        self._optimizers = optimizers = OptimizerSteps(context, measuring, step_end, graphs)
+        self._backward = backward = BackwardTracking(
+            context, losses, measuring, optimizers, step_end
         )
-        self._loss_scaling = LossScalingTracking(context, measuring, self._step_end)
-        self._clipping = ClippingTracking(context, measuring)
-        self._engines = EngineSteps(context, measuring, self._step_end)
-        self._activity = ActivityTracking(context)
-        self._graphs = GraphSteps(context, self._step_end)
+        self._activity = activity = ActivityTracking(context)
+        loss_scaling = LossScalingTracking(context, measuring, step_end)
+        clipping = ClippingTracking(context, measuring)
+        engines = EngineSteps(context, measuring, step_end)
+        self.unsupported = context.note_unsupported
+        self.engine_backward_begins = losses.announced_by_engine
+        self.engine_scaled = losses.scaled_by_engine
+        self.loss_divided = losses.divided
+        self.gradients_multiplied = losses.multiplied
+        self.schedule_runs = losses.schedule_runs
+        self.schedule_ended = losses.schedule_ended
+        self.backward_ended = backward.ended
+        self.gradients_cleared = backward.gradients_cleared
+        self.gradients_kept = backward.gradients_kept
+        self.unscaled = loss_scaling.unscaled
+        self.scaler_step_begins = loss_scaling.step_begins
+        self.scaler_step_ended = loss_scaling.step_ended
+        self.scaler_lets_step = loss_scaling.lets_step
+        self.clipping = clipping.begins
+        self.clipping_to = clipping.norm_known
+        self.clipping_compiled = clipping.compiled
+        self.optimizer_step_begins = optimizers.begins
+        self.optimizer_step_ended = optimizers.ended
+        self.closure_begins = optimizers.closure_begins
+        self.closure_returned = optimizers.closure_returned
+        self.closure_raised = optimizers.closure_raised
+        self.engine_step_begins = engines.begins
+        self.engine_step_raised = engines.raised
+        self.engine_step_ended = engines.ended
+        self.mode_changed = activity.mode_changed
+        self.graph_capture_begins = graphs.capture_begins
+        self.graph_capture_ended = graphs.capture_ended
+        self.graph_replayed = graphs.replayed
 
     def observe(self, loss: object, step: int | None, lr: object, tokens: object) -> None:
         """Use what the trainer reports of the step under way; None is nothing reported."""
@@ -212,14 +243,6 @@ class StepTracker:
         self._context.recorder.collect()
         self._losses.scaled(scaler, outputs, scaled)
 
-    def engine_backward_begins(self, loss: Scalar) -> None:
-        """See `LossTracking.announced_by_engine`."""
-        self._losses.announced_by_engine(loss)
-
-    def engine_scaled(self, loss: Scalar, scaled: object) -> None:
-        """See `LossTracking.scaled_by_engine`."""
-        self._losses.scaled_by_engine(loss, scaled)
-
     def backward_begins(
         self, roots: object, seeds: object, inputs: Sequence[torch.Tensor] | None
     ) -> None:
@@ -228,103 +251,10 @@ class StepTracker:
         self._context.recorder.collect()
         self._backward.begins(roots, seeds, inputs)
 
-    def loss_divided(self, parts: int) -> None:
-        """See `LossTracking.divided`."""
-        self._losses.divided(parts)
-
-    def gradients_multiplied(self, factor: object) -> None:
-        """See `LossTracking.multiplied`."""
-        self._losses.multiplied(factor)
-
     def reduction_begins(self, gradients: Sequence[torch.Tensor]) -> None:
         """Measure the rank's own gradients, unless another model's are being reduced."""
         if not self._context.trains_other_model:
             self._context.recorder.reduction_begins(gradients)
-
-    def backward_ended(self, *, raised: bool = False) -> None:
-        """See `BackwardTracking.ended`."""
-        self._backward.ended(raised=raised)
-
-    def gradients_cleared(self, owner: Optimizer | nn.Module) -> None:
-        """See `BackwardTracking.gradients_cleared`."""
-        self._backward.gradients_cleared(owner)
-
-    def unscaled(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        """See `LossScalingTracking.unscaled`."""
-        self._loss_scaling.unscaled(scaler, optimizer)
-
-    def clipping(self, parameters: list[torch.Tensor]) -> None:
-        """See `ClippingTracking.begins`."""
-        self._clipping.begins(parameters)
-
-    def clipping_to(self, max_norm: object, total_norm: object) -> None:
-        """See `ClippingTracking.norm_known`."""
-        self._clipping.norm_known(max_norm, total_norm)
-
-    def clipping_compiled(self) -> None:
-        """See `ClippingTracking.compiled`."""
-        self._clipping.compiled()
-
-    def scaler_step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        """See `LossScalingTracking.step_begins`."""
-        self._loss_scaling.step_begins(scaler, optimizer)
-
-    def gradients_kept(self) -> None:
-        """See `BackwardTracking.gradients_kept`."""
-        self._backward.gradients_kept()
-
-    def schedule_runs(self, begins: bool) -> None:
-        """See `LossTracking.schedule_runs`."""
-        self._losses.schedule_runs(begins)
-
-    def schedule_ended(self, loss: Scalar) -> None:
-        """See `LossTracking.schedule_ended`."""
-        self._losses.schedule_ended(loss)
-
-    def unsupported(self, feature: str) -> None:
-        """Report a feature of the script that is not measured."""
-        self._context.note_unsupported(feature)
-
-    def scaler_lets_step(self) -> None:
-        """See `LossScalingTracking.lets_step`."""
-        self._loss_scaling.lets_step()
-
-    def engine_step_begins(self, engine: Engine) -> None:
-        """See `EngineSteps.begins`."""
-        self._engines.begins(engine)
-
-    def optimizer_step_begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
-        """See `OptimizerSteps.begins`."""
-        self._graphs.end_replayed()
-        self._optimizers.begins(optimizer, has_closure=has_closure)
-
-    def closure_begins(self, optimizer: Optimizer) -> None:
-        """See `OptimizerSteps.closure_begins`."""
-        self._optimizers.closure_begins(optimizer)
-
-    def closure_returned(self, optimizer: Optimizer) -> None:
-        """See `OptimizerSteps.closure_returned`."""
-        self._optimizers.closure_returned(optimizer)
-
-    def closure_raised(self, optimizer: Optimizer) -> None:
-        """See `OptimizerSteps.closure_raised`."""
-        self._optimizers.closure_raised(optimizer)
-
-    def optimizer_step_ended(self, optimizer: Optimizer) -> None:
-        """See `OptimizerSteps.ended`."""
-        self._optimizers.ended(optimizer)
-
-    def engine_step_raised(self) -> None:
-        """See `EngineSteps.raised`."""
-        self._engines.raised()
-
-    def engine_step_ended(self, engine: Engine) -> None:
-        """See `EngineSteps.ended`."""
-        self._engines.ended(engine)
-
-    def scaler_step_ended(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        """See `LossScalingTracking.step_ended`."""
-        self._loss_scaling.step_ended(optimizer)
 
     def scheduler_stepped(self, scheduler: LRScheduler) -> None:
         """Learn the trainer's number of the step before."""
@@ -340,10 +270,6 @@ class StepTracker:
         """See `ActivityTracking.between_steps`."""
         return self._activity.between_steps
 
-    def mode_changed(self, module: nn.Module, training: bool) -> None:
-        """See `ActivityTracking.mode_changed`."""
-        self._activity.mode_changed(module, training)
-
     def evaluation(self, sign: str, begins: bool) -> None:
         """See `ActivityTracking.evaluation`."""
         self._context.recorder.collect()
@@ -357,18 +283,6 @@ class StepTracker:
     def scripting(self) -> None:
         """Leave modules and functions as they were: what stands in for them cannot be compiled."""
         self._context.recorder.close()
-
-    def graph_capture_begins(self, graph: Hashable) -> None:
-        """See `GraphSteps.capture_begins`."""
-        self._graphs.capture_begins(graph)
-
-    def graph_capture_ended(self) -> None:
-        """See `GraphSteps.capture_ended`."""
-        self._graphs.capture_ended()
-
-    def graph_replayed(self, graph: Hashable) -> None:
-        """See `GraphSteps.replayed`."""
-        self._graphs.replayed(graph)
 
     def captured(self, event: Callable[..., None], arguments: Sequence[object]) -> None:
         """Note what happens while a CUDA graph is captured, when no event is handled."""

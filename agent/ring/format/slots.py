@@ -63,12 +63,13 @@ class SlotWriter:
 
     def __init__(self, memory: memoryview, table: SlotTable) -> None:
         self._memory = memory
-        self._table = table
+        self._offset, self._count = table.offset, table.count
+        self._payload_bytes, self._slot_bytes = table.payload_bytes, table.slot_bytes
 
     def write(self, number: int, payload: Buffer) -> None:
         """Write `payload` as write `number`. Raises ValueError for a payload of another size."""
-        begin = self._table.offset_of(number) + _HEADER.size
-        end = begin + self._table.payload_bytes
+        begin = self._offset + number % self._count * self._slot_bytes + _HEADER.size
+        end = begin + self._payload_bytes
         checksum = crc32(payload, number & _LOW_32_BITS)
         memory = self._memory
         memory[begin - _HEADER.size : begin] = _HEADER.pack(number, checksum, 0)
