@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mp_agent.alerting.backtesting import Knob, Quantity
 from mp_agent.alerting.descriptions import Part, parse_description, prometheus_template
 from mp_agent.alerting.durations import Duration
 from mp_agent.alerting.expressions.terms import (
@@ -20,13 +21,13 @@ from mp_agent.alerting.expressions.terms import (
     walk,
 )
 from mp_agent.alerting.first_line import (
-    FOLLOWS_FROM,
     Triage,
     causes_template,
     headline_template,
     since_step_template,
 )
 from mp_agent.alerting.links import dashboard_url, runbook_url, tracker_url
+from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import Remedy, remedy_template
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import Values
@@ -90,7 +91,11 @@ class Condition:
     remedies: what to do, the most promising first. why: why that works.
     levels: from the worst severity to the mildest; each fires by itself, and Alertmanager mutes
     the milder ones. quiet: what looks alike and must not fire, for the runbook; the tests
-    have an example of each.
+    have an example of each. guidance: the rest of the runbook.
+    follows_from: names of the conditions that can cause it, the likeliest first.
+    needs: what a training log must hold to judge it by; one of several sets is enough.
+    knobs: thresholds that `mp-agent tune` may move, the most direct first; of several, it takes
+    the one that moves least. None where healthy runs do not have it, or durations alone decide.
     """
 
     name: str
@@ -101,6 +106,10 @@ class Condition:
     why: str
     levels: tuple[Level, ...]
     quiet: tuple[str, ...]
+    guidance: Guidance
+    needs: tuple[tuple[Quantity, ...], ...]
+    follows_from: tuple[str, ...] = ()
+    knobs: tuple[Knob, ...] = ()
 
     def __post_init__(self) -> None:
         problems = [*self._problems_of_text(), *self._problems_of_levels()]
@@ -130,16 +139,14 @@ class Condition:
         }
 
     def _cause(self, level: Level, values: Values) -> Mapping[str, str]:
-        causes = FOLLOWS_FROM.get(self.name, ())
-        if not level.triage or not causes:
+        if not level.triage or not self.follows_from:
             return {}
-        return {"cause": values.fill(causes_template(self.name, causes))}
+        return {"cause": values.fill(causes_template(self.name, self.follows_from))}
 
     def _first_line(self, level: Level) -> str:
         if level.triage is None:
             return self.summary
-        causes = FOLLOWS_FROM.get(self.name, ())
-        return headline_template(self.name, self.summary, level.triage, causes)
+        return headline_template(self.name, self.summary, level.triage, self.follows_from)
 
     def _problems_of_text(self) -> list[str]:
         problems = []
@@ -150,6 +157,10 @@ class Condition:
             problems.append("summary, meaning, confirm, remedies and why are whole sentences")
         if self.remedies and isinstance(self.remedies[-1], Remedy):
             problems.append("the last remedy is for every run")
+        if not self.quiet:
+            problems.append("quiet names at least one case")
+        if not self.needs or not all(self.needs):
+            problems.append("needs name what a log must hold")
         if any("{" in text or "<" in text for text in texts):
             problems.append("only descriptions are templates")
         return problems

@@ -1,116 +1,9 @@
-"""The first line of a critical alert: what it follows from, and what to do now.
-
-Which conditions follow from which: pages name the cause first, and tickets of effects are muted.
-Kept apart from the records: what follows from what is one picture, in one place.
-"""
+"""The first line of a critical alert: what happened, since when, and what to do now."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from mp_agent.alerting.expressions import metrics
-
-FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
-    "MpAgentRankStalled": (),
-    "MpAgentRunStalled": ("MpAgentRankStalled",),
-    "MpAgentRunFailed": ("MpAgentRankStalled", "MpAgentRunStalled"),
-    "MpAgentRunRestarting": (),
-    "MpAgentRankNonFinite": ("MpAgentGradientExplosion", "MpAgentLearningRateJump"),
-    "MpAgentNonFiniteUpdate": (
-        "MpAgentRankNonFinite",
-        "MpAgentGradientExplosion",
-        "MpAgentLearningRateJump",
-    ),
-    "MpAgentGradientNonFinite": (
-        "MpAgentRankNonFinite",
-        "MpAgentNonFiniteUpdate",
-        "MpAgentGradientExplosion",
-        "MpAgentLearningRateJump",
-    ),
-    "MpAgentLossNonFinite": (
-        "MpAgentRankNonFinite",
-        "MpAgentNonFiniteUpdate",
-        "MpAgentGradientExplosion",
-        "MpAgentLearningRateJump",
-    ),
-    "MpAgentGradientsNotReduced": (),
-    "MpAgentReplicaDivergence": ("MpAgentGradientsNotReduced",),
-    "MpAgentActivationNonFinite": (
-        "MpAgentRankNonFinite",
-        "MpAgentNonFiniteUpdate",
-        "MpAgentActivationNearOverflow",
-        "MpAgentGradientExplosion",
-        "MpAgentLearningRateJump",
-    ),
-    "MpAgentGradientExplosion": (
-        "MpAgentReplicaDivergence",
-        "MpAgentClippingBeforeUnscale",
-        "MpAgentLearningRateJump",
-    ),
-    "MpAgentLayerGradientExplosion": ("MpAgentLearningRateJump", "MpAgentGradientExplosion"),
-    "MpAgentLossSpike": (
-        "MpAgentGradientExplosion",
-        "MpAgentLearningRateJump",
-        "MpAgentReplicaDivergence",
-        "MpAgentNonFiniteUpdate",
-    ),
-    "MpAgentLossDiverging": (
-        "MpAgentGradientExplosion",
-        "MpAgentLearningRateJump",
-        "MpAgentReplicaDivergence",
-        "MpAgentNonFiniteUpdate",
-    ),
-    "MpAgentLossScaleAtFloor": ("MpAgentGradientExplosion", "MpAgentLearningRateJump"),
-    "MpAgentLossScaleFarBelowInitial": (
-        "MpAgentLossScaleAtFloor",
-        "MpAgentGradientExplosion",
-        "MpAgentLearningRateJump",
-    ),
-    "MpAgentOverflowRatioHigh": (
-        "MpAgentLossScaleAtFloor",
-        "MpAgentGradientNonFinite",
-        "MpAgentLossScaleFarBelowInitial",
-    ),
-    "MpAgentLossScaleLow": ("MpAgentLossScaleAtFloor", "MpAgentLossScaleFarBelowInitial"),
-    "MpAgentLossScaleLowAndFalling": (
-        "MpAgentLossScaleAtFloor",
-        "MpAgentLossScaleFarBelowInitial",
-    ),
-    "MpAgentLossScaleConsecutiveDecreases": (
-        "MpAgentLossScaleAtFloor",
-        "MpAgentLossScaleFarBelowInitial",
-    ),
-    "MpAgentNothingTrained": ("MpAgentNonFiniteUpdate",),
-    "MpAgentGradientVanishing": ("MpAgentNothingTrained",),
-    "MpAgentGradientUnderflow": (
-        "MpAgentNothingTrained",
-        "MpAgentGradientVanishing",
-        "MpAgentLossScaleAtFloor",
-        "MpAgentLossScaleFarBelowInitial",
-    ),
-    "MpAgentLayersWithoutGradient": ("MpAgentNothingTrained",),
-    "MpAgentLayerGradientDead": (
-        "MpAgentGradientNonFinite",
-        "MpAgentNothingTrained",
-        "MpAgentGradientVanishing",
-        "MpAgentGradientUnderflow",
-    ),
-    "MpAgentHeadroomVanishing": ("MpAgentGradientExplosion", "MpAgentGradientUnderflow"),
-    "MpAgentSecondMomentStale": ("MpAgentLearningRateJump", "MpAgentGradientExplosion"),
-    "MpAgentAttentionLogitGrowth": ("MpAgentLearningRateJump", "MpAgentSecondMomentStale"),
-    "MpAgentOutputLogitDivergence": ("MpAgentLearningRateJump",),
-    "MpAgentRouterCollapse": ("MpAgentLearningRateJump", "MpAgentGradientExplosion"),
-    "MpAgentFp8Saturation": (
-        "MpAgentLearningRateJump",
-        "MpAgentGradientExplosion",
-        "MpAgentActivationNonFinite",
-        "MpAgentGradientNonFinite",
-        "MpAgentGradientVanishing",
-        "MpAgentNothingTrained",
-    ),
-    "MpAgentAdamEpsilonUnsafe": ("MpAgentGradientVanishing", "MpAgentNothingTrained"),
-}
-"""Condition to those that it can follow from, the likeliest first; a condition that is not named
-follows from none."""
 
 _WITHOUT_UPDATE = frozenset(("MpAgentRankNonFinite", "MpAgentActivationNonFinite"))
 
@@ -125,6 +18,12 @@ def causes_with_update(causes: Iterable[str]) -> list[str]:
 
 NAN_UPDATES = "MpAgentNonFiniteUpdate"
 """The condition whose start proves that the weights were updated with NaN or Inf."""
+NAN_UPDATE_CAUSES = (
+    "MpAgentRankNonFinite",
+    "MpAgentGradientExplosion",
+    "MpAgentLearningRateJump",
+)
+"""What it follows from."""
 
 _SINCE = metrics.CONDITION_SINCE_STEP.prometheus_name
 _RUN_IDENTITY = ("cluster", "namespace", "job", "run")
@@ -181,7 +80,7 @@ def headline(
     began = since_step
     if triage.updated is not None and NAN_UPDATES in active:
         triage, began = triage.updated, active[NAN_UPDATES]
-        causes = FOLLOWS_FROM[NAN_UPDATES]
+        causes = NAN_UPDATE_CAUSES
     harmful = causes_with_update(causes)
     known = [active[name] for name in harmful if 0 < active.get(name, 0) <= began]
     marks = {
@@ -204,7 +103,7 @@ def headline_template(condition: str, summary: str, triage: Triage, causes: Coll
         variables += _variable("$first", _first(condition, causes))
     weights, now = _template(triage.weights, "$first"), _template(triage.now, "$first")
     if triage.updated is not None:
-        causes = FOLLOWS_FROM[NAN_UPDATES]
+        causes = NAN_UPDATE_CAUSES
         variables += _variable("$updated", _first(NAN_UPDATES, causes, _INCIDENT))
         weights = _if_updated(_template(triage.updated.weights, "$updated"), weights)
         now = _if_updated(_template(triage.updated.now, "$updated"), now)

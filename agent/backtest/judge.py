@@ -1,4 +1,4 @@
-"""Judges a log by the account and detector of the node agent, and names what it cannot see."""
+"""The conditions judged by a log, and those that the log leaves blind."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from mp_agent.alerting.detector.detector import Change, Detector
 from mp_agent.alerting.values import Values
 from mp_agent.backtest.episodes import Episodes, curves_of
 from mp_agent.backtest.log.steps import Course, TimedStep, course_of
-from mp_agent.backtest.log.training_log import Quantity, Scrape, TrainingLog
+from mp_agent.backtest.log.training_log import Scrape, TrainingLog
 from mp_agent.backtest.results import Blind, RunResult
 from mp_agent.catalog.metric import Metric, Scope
 from mp_agent.node.accounting.accumulator import COUNTED, Accumulator, CounterStore
@@ -28,65 +28,6 @@ from mp_agent.records.views import AgentView, RunView
 from mp_agent.settings import Settings
 from mp_agent.version import __version__
 
-_Q = Quantity
-_SCALE = frozenset((_Q.LOSS_SCALE,))
-_NORM = frozenset((_Q.GRAD_NORM,))
-_LOSS = frozenset((_Q.LOSS,))
-_LAYERS = frozenset((_Q.LAYERS,))
-_RANKS = frozenset((_Q.RANKS,))
-_OPTIMIZER = frozenset((_Q.OPTIMIZER,))
-_LIFE = frozenset((_Q.LIFE,))
-
-NEEDS: Mapping[str, tuple[frozenset[Quantity], ...]] = {
-    "MpAgentGradientExplosion": (_NORM,),
-    "MpAgentGradientVanishing": (_NORM,),
-    "MpAgentGradientUnderflow": (_LAYERS,),
-    "MpAgentGradientAtFloor": (_SCALE | {_Q.SMALLEST},),
-    "MpAgentLayerGradientDead": (_LAYERS,),
-    "MpAgentLayerGradientExplosion": (_LAYERS,),
-    "MpAgentLayersWithoutGradient": (_LAYERS,),
-    "MpAgentNonFiniteUpdate": (_NORM,),
-    "MpAgentGradientNonFinite": (_NORM,),
-    "MpAgentClippingBeforeUnscale": (_NORM | _SCALE | {_Q.CLIPPING},),
-    "MpAgentNothingTrained": (_LOSS, _NORM, frozenset((_Q.LEARNING_RATE,))),
-    "MpAgentLossNonFinite": (_LOSS,),
-    "MpAgentLossSpike": (_LOSS,),
-    "MpAgentLossDiverging": (_LOSS,),
-    "MpAgentLearningRateJump": (frozenset((_Q.LEARNING_RATE,)),),
-    "MpAgentLossScaleLowAndFalling": (_SCALE,),
-    "MpAgentLossScaleAtFloor": (_SCALE | {_Q.SKIPS},),
-    "MpAgentLossScaleConsecutiveDecreases": (_SCALE,),
-    "MpAgentLossScaleFarBelowInitial": (_SCALE,),
-    "MpAgentLossScaleLow": (_SCALE,),
-    "MpAgentOverflowRatioHigh": (frozenset((_Q.SKIPS,)),),
-    "MpAgentRankNonFinite": (_RANKS,),
-    "MpAgentRankStalled": (_RANKS | _LIFE,),
-    "MpAgentRankStraggler": (_RANKS,),
-    "MpAgentGradientsNotReduced": (frozenset((_Q.REPLICAS,)),),
-    "MpAgentReplicaDivergence": (frozenset((_Q.REPLICAS,)),),
-    "MpAgentRunStalled": (_LIFE,),
-    "MpAgentRunFailed": (_LIFE,),
-    "MpAgentRunRestarting": (_LIFE,),
-    "MpAgentRunVanished": (_LIFE,),
-    "MpAgentPrecisionLint": (frozenset((_Q.CODE,)),),
-    "MpAgentCoverageLow": (_RANKS,),
-    "MpAgentTelemetryDegraded": (frozenset((_Q.AGENT,)),),
-    "MpAgentHeadroomVanishing": (frozenset((_Q.DISTRIBUTION,)),),
-    "MpAgentSecondMomentStale": (_OPTIMIZER,),
-    "MpAgentUpdatesLost": (_OPTIMIZER,),
-    "MpAgentAdamEpsilonUnsafe": (_OPTIMIZER,),
-    "MpAgentActivationNonFinite": (frozenset((_Q.ACTIVATIONS,)),),
-    "MpAgentActivationNearOverflow": (frozenset((_Q.ACTIVATIONS,)),),
-    "MpAgentAttentionLogitGrowth": (frozenset((_Q.LOGITS,)),),
-    "MpAgentOutputLogitDivergence": (frozenset((_Q.LOGITS,)),),
-    "MpAgentRouterCollapse": (frozenset((_Q.ROUTERS,)),),
-    "MpAgentFp8Saturation": (frozenset((_Q.FP8,)),),
-    "MpAgentTrainInferenceMismatch": (frozenset((_Q.LOGPROBS,)),),
-    "MpAgentReductionSwallows": (frozenset((_Q.TENSORS,)),),
-    "MpAgentDimensionImbalance": (frozenset((_Q.TENSORS,)),),
-}
-"""Condition → what it can be judged by: one of several sets is enough."""
-
 _BASELINES: Mapping[str, tuple[str, int, str]] = {
     "MpAgentLossSpike": ("loss", WARM_UP_STEPS, "losses"),
     "MpAgentLossDiverging": ("loss", WARM_UP_STEPS, "losses"),
@@ -102,9 +43,8 @@ def blind_spots(log: TrainingLog) -> Iterator[Blind]:
     """
     held = log.held
     for condition in CONDITIONS:
-        alternatives = NEEDS.get(condition.name, ())
-        if alternatives and not any(needed <= held for needed in alternatives):
-            lacking = min((needed - held for needed in alternatives), key=len)
+        lacking = min((set(needed) - held for needed in condition.needs), key=len)
+        if lacking:
             names = " and ".join(sorted(quantity.value for quantity in lacking))
             yield Blind(condition.name, f"the log does not hold {names}")
         elif condition.name in _BASELINES and not log.scrapes:

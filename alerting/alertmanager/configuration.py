@@ -21,7 +21,6 @@ from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.conditions.run import RUN_FAILED, RUN_STALLED, RUN_VANISHED
 from mp_agent.alerting.durations import prometheus_duration
 from mp_agent.alerting.expressions.promql import RUN_LABELS
-from mp_agent.alerting.first_line import FOLLOWS_FROM
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.yaml_text import yaml_text
 from mp_agent.errors import CatalogError, SettingError
@@ -29,19 +28,16 @@ from mp_agent.errors import CatalogError, SettingError
 
 def _ordered() -> Iterator[str]:
     """Yield every condition after all that it can follow from, else as in the catalog."""
-    names = [condition.name for condition in CONDITIONS]
-    known = {*FOLLOWS_FROM, *(cause for causes in FOLLOWS_FROM.values() for cause in causes)}
-    if unknown := known.difference(names):
+    waiting = {condition.name: condition.follows_from for condition in CONDITIONS}
+    causes = {cause for condition in CONDITIONS for cause in condition.follows_from}
+    if unknown := causes.difference(waiting):
         raise CatalogError(f"no condition is named {', '.join(sorted(unknown))}")
-    waiting = list(dict.fromkeys((*FOLLOWS_FROM, *names)))
     while waiting:
-        ready = (
-            name for name in waiting if not set(FOLLOWS_FROM.get(name, ())).intersection(waiting)
-        )
+        ready = (name for name, causes in waiting.items() if waiting.keys().isdisjoint(causes))
         found = next(ready, None)
         if found is None:
             raise CatalogError(f"these follow from each other: {', '.join(waiting)}")
-        waiting.remove(found)
+        del waiting[found]
         yield found
 
 
@@ -202,7 +198,7 @@ def inhibit_rules() -> list[dict[str, Any]]:
     return [
         *(_mute(source, milder) for source, milder in _MILDER),
         _mute_explained(),
-        *(_mute_effect(name, causes) for name, causes in FOLLOWS_FROM.items() if causes),
+        *(_mute_effect(c.name, c.follows_from) for c in CONDITIONS if c.follows_from),
     ]
 
 

@@ -1,10 +1,13 @@
 """Alerts on activations: near overflow, growing logits, FP8 and routers."""
 
+from mp_agent.alerting import panels
+from mp_agent.alerting.backtesting import Quantity, less_above, less_below
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import Compare, Count, Series, all_of, limit
+from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
 
 _ELEMENTS = Count(metric=metrics.ACTIVATION_NEAR_OVERFLOW, window=duration("incident_window"))
@@ -34,6 +37,22 @@ ACTIVATION_NEAR_OVERFLOW = Condition(
     quiet=(
         "larger outputs in BF16 or FP32, which are not counted",
         "a run that does not measure outputs",
+    ),
+    needs=((Quantity.ACTIVATIONS,),),
+    guidance=Guidance(
+        harm="Nothing is lost yet; a slightly larger output overflows and its step is lost. "
+        "Investigate within hours.",
+        query='increase(mp_agent_activation_near_overflow_elements_total{run="RUN"}[10m])',
+        reading="The elements of the last ten minutes, of the steps that were sampled. "
+        "mp_agent_layer_activation_abs_max shows the modules with the largest outputs.",
+        causes=(
+            "Residual streams that grow with depth and with training, without normalization.",
+            "Attention logits or output logits that grow, as with a learning rate too high.",
+            "Sums over many elements in FP16, such as a mean over a long sequence.",
+        ),
+        false_positives=("Outputs that are large by design and bounded, such as masks of -65504.",),
+        samples=("overflowing_layer", "stable_operations"),
+        panels=(panels.ACTIVATIONS_NONFINITE, panels.ACTIVATIONS),
     ),
 )
 
@@ -77,6 +96,30 @@ ATTENTION_LOGIT_GROWTH = Condition(
         "large attention logits that were so from the beginning",
         "attention logits that grow from almost nothing, as in every young run",
         "a run that does not measure attention",
+    ),
+    follows_from=(
+        "MpAgentLearningRateJump",
+        "MpAgentSecondMomentStale",
+    ),
+    needs=((Quantity.LOGITS,),),
+    knobs=(less_above("attention_logit_high"), less_above("logit_growth")),
+    guidance=Guidance(
+        harm="No damage yet; runs with such growth often diverge hundreds of steps later. "
+        "Investigate within hours.",
+        query='mp_agent_attention_high_layer_info{run="RUN"}',
+        reading="The modules whose largest attention logit was above the limit in the latest "
+        "sample; mp_agent_layer_attention_logit_max shows how each has grown. Other heads and "
+        "positions are looked at in each sample, so the curve scatters.",
+        causes=(
+            "A learning rate that is too high for attention without QK-norm.",
+            "No weight decay on the query and key weights, whose norms grow.",
+            "Second moments that are out of date, so that updates of these weights are too large.",
+        ),
+        false_positives=(
+            "A fine-tuning whose model has large logits by design: they are high, but not growing.",
+        ),
+        samples=("faster_second_moment",),
+        panels=(panels.ATTENTION_LOGITS, panels.LOSS, panels.LEARNING_RATE),
     ),
 )
 
@@ -122,6 +165,44 @@ FP8_SATURATION = Condition(
         "a single saturation, which the scale follows",
         "dynamic scaling, a model that is not in FP8, or nothing measured",
     ),
+    follows_from=(
+        "MpAgentLearningRateJump",
+        "MpAgentGradientExplosion",
+        "MpAgentActivationNonFinite",
+        "MpAgentGradientNonFinite",
+        "MpAgentGradientVanishing",
+        "MpAgentNothingTrained",
+    ),
+    needs=((Quantity.FP8,),),
+    knobs=(
+        less_above("fp8_range_used_high"),
+        less_below("fp8_range_used_low"),
+        less_above("fp8_scaling_samples"),
+    ),
+    guidance=Guidance(
+        harm="No damage to the weights at once; forward and backward passes compute with wrong "
+        "numbers, and the loss learns more slowly, drifts or diverges. Investigate within hours.",
+        query='mp_agent_fp8_misscaled_layer_info{run="RUN"}',
+        reading="The layers whose scales do not fit. Reason saturated: "
+        "mp_agent_layer_fp8_range_used_max says by which factor elements are cut off. Reason "
+        "unused: mp_agent_layer_fp8_range_used_min says by which factor a scale is too small, and "
+        "every halving is a binade lost at the lower end.",
+        causes=(
+            "Scales that are not updated any more: layers called outside the autocast region, "
+            "or an amax of NaN or Inf that stays in the history.",
+            "A tensor whose amax jumps from step to step, with a history that is short or of which "
+            "the latest value alone is used.",
+            "A state of scales that was not restored, or restored from another run, with a "
+            "checkpoint.",
+            "Activations or gradients that explode from pass to pass.",
+        ),
+        false_positives=(
+            "Batches of very different data in turn, with a history shorter than one turn: scales "
+            "are wrong for some, and few elements may be concerned.",
+        ),
+        samples=("scale_from_history",),
+        panels=(panels.FP8_RANGE, panels.FP8_FLUSHED, panels.LOSS),
+    ),
 )
 
 
@@ -163,6 +244,23 @@ OUTPUT_LOGIT_DIVERGENCE = Condition(
         "a log-sum-exp that grows with what the model learns",
         "a run that does not measure output logits",
     ),
+    follows_from=("MpAgentLearningRateJump",),
+    needs=((Quantity.LOGITS,),),
+    knobs=(less_above("logsumexp_high"), less_above("logit_growth")),
+    guidance=Guidance(
+        harm="No damage yet; the loss loses precision as the logits drift, and may diverge. "
+        "Investigate within hours.",
+        query='mp_agent_output_logsumexp_size{run="RUN"}',
+        reading="The largest magnitude of a log-sum-exp at the latest sample. Near the logarithm "
+        "of the number of classes is usual for a model that has learned little.",
+        causes=(
+            "A long training without a z-loss or weight decay on the output layer.",
+            "A learning rate that is too high for the output layer.",
+        ),
+        false_positives=("A loss with logits that are multiplied by a temperature on purpose.",),
+        samples=("stable_operations",),
+        panels=(panels.OUTPUT_LOGITS, panels.LOSS, panels.LEARNING_RATE),
+    ),
 )
 
 
@@ -201,5 +299,34 @@ ROUTER_COLLAPSE = Condition(
     quiet=(
         "routers that use all their experts",
         "a run that does not measure routers",
+    ),
+    follows_from=(
+        "MpAgentLearningRateJump",
+        "MpAgentGradientExplosion",
+    ),
+    needs=((Quantity.ROUTERS,),),
+    knobs=(
+        less_above("router_load_high"),
+        less_below("router_entropy_low"),
+        less_above("router_collapse_samples"),
+    ),
+    guidance=Guidance(
+        harm="No damage to the weights; experts that get no tokens learn nothing, and the model "
+        "trains as if it were smaller. Investigate within hours.",
+        query='mp_agent_collapsed_router_info{run="RUN"}',
+        reading="The routers that send most tokens to few experts and are sure of it; "
+        "mp_agent_layer_router_load_max and mp_agent_layer_router_entropy_ratio show since when.",
+        causes=(
+            "No load-balancing loss, one whose weight is too small, or one that is computed but "
+            "not added to the loss (output_router_logits in Transformers).",
+            "Router logits that grow without a z-loss, in 16 bits above all.",
+            "A learning rate that is too high for the router.",
+        ),
+        false_positives=(
+            "A fine-tuning on data of one kind, for which few experts are enough.",
+            "Batches that are mostly padding, which one expert gets.",
+        ),
+        samples=("balance_experts",),
+        panels=(panels.ROUTER_LOAD, panels.ROUTER_ENTROPY, panels.LOSS),
     ),
 )

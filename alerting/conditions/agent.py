@@ -1,5 +1,7 @@
 """Alerts on the agents themselves."""
 
+from mp_agent.alerting import panels
+from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import standing
 from mp_agent.alerting.durations import duration
@@ -14,6 +16,7 @@ from mp_agent.alerting.expressions.terms import (
     any_of,
     unless,
 )
+from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metric import Metric
 
@@ -52,6 +55,25 @@ COVERAGE_LOW = Condition(
         "a rank that misses the deadline occasionally",
         "a run that hung when a rank died, with a last step without that rank",
         "a run that ended, one rank earlier than the others",
+    ),
+    needs=((Quantity.RANKS,),),
+    guidance=Guidance(
+        harm="Training may be healthy, but norms and counts cover only part of it, and conditions "
+        "on norms are not evaluated in the meantime.",
+        query='mp_agent_missing_rank_info{run="RUN"}',
+        reading="The ranks that the merged numbers do not include. Ranks of a single host indicate "
+        "a problem with its node agent, or with its connection to the root agent.",
+        causes=(
+            "A node agent that died or was never started: with node_agent = external, check its "
+            "process or sidecar.",
+            "The root agent is unreachable from that node: firewall, network policy, a closed "
+            "port, a name that does not resolve.",
+            "Agents of different versions, or without the run's token: their log says so.",
+            "Ranks that have ended while the others continue, as elastic jobs allow.",
+        ),
+        false_positives=("The first minutes of a large run, while its nodes start one by one.",),
+        samples=("check_agents",),
+        panels=(panels.WHICH_ARE_MISSING, panels.COVERAGE, panels.RANKS_GONE),
     ),
 )
 
@@ -105,5 +127,29 @@ TELEMETRY_DEGRADED = Condition(
     quiet=(
         "a pod whose job takes twenty minutes to start",
         "targets of another exporter",
+    ),
+    needs=((Quantity.AGENT,),),
+    guidance=Guidance(
+        harm="Training is not affected, but its telemetry has gaps: lost records are missing from "
+        "counters and norms, dropped series from dashboards.",
+        query='{__name__=~"mp_agent_(probe_errors|setting_errors|records_dropped|series_dropped)'
+        '_total", run="RUN"} > 0',
+        reading="What was lost, and on which node. Errors of the probe are described once per kind "
+        "in the rank's standard error and in the node agent's log.",
+        causes=(
+            "series_dropped: the model has more layers than max_series allows: raise it.",
+            "records_dropped: the node agent had no CPU for so long that the ring was overwritten, "
+            "or other nodes' rows arrived after merge_deadline_seconds.",
+            "setting_errors: an MP_AGENT_ variable with an invalid value; in Kubernetes, a Service "
+            "named mp-agent creates such variables.",
+            "probe_errors: a model or wrapper that the probe does not support: please report it "
+            "with the log.",
+        ),
+        false_positives=(
+            "A burst of drops while a checkpoint overloads the node: no action is needed if it "
+            "does not recur.",
+        ),
+        samples=("check_agents",),
+        panels=(panels.AGENT_ERRORS, panels.DROPPED_RECORDS, panels.DROPPED_SERIES),
     ),
 )

@@ -1,5 +1,7 @@
 """Alerts on the gradients of single layers: lost, dead, exploding, or never there."""
 
+from mp_agent.alerting import panels
+from mp_agent.alerting.backtesting import Quantity, less_above, less_below
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened, standing
 from mp_agent.alerting.durations import duration
@@ -15,6 +17,7 @@ from mp_agent.alerting.expressions.terms import (
     unless,
 )
 from mp_agent.alerting.first_line import Triage
+from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import FP16, Remedy
 from mp_agent.alerting.severity import Severity
 
@@ -61,6 +64,38 @@ GRADIENT_UNDERFLOW = Condition(
         "unused embedding rows and ReLU zeros, which are in the layers' baseline",
         "a run that hung after a single sample of an unusual batch",
     ),
+    follows_from=(
+        "MpAgentNothingTrained",
+        "MpAgentGradientVanishing",
+        "MpAgentLossScaleAtFloor",
+        "MpAgentLossScaleFarBelowInitial",
+    ),
+    needs=((Quantity.LAYERS,),),
+    knobs=(
+        less_above("underflow_layers"),
+        less_above("layer_zero_rise"),
+        less_above("layer_flushed"),
+    ),
+    guidance=Guidance(
+        harm="Part of the gradient is rounded to zero, so the affected layers learn from the "
+        "remaining part. The run continues with lower quality; investigate during working hours.",
+        query='last_over_time(mp_agent_underflowing_layer_info{run="RUN"}[15m])',
+        reading="The layers whose gradient has far more zeros than in their first samples; "
+        "mp_agent_layer_grad_zero_ratio has the share for each layer.",
+        causes=(
+            "The loss scale has fallen far below its initial value, so small gradients drop below "
+            "FP16's smallest number.",
+            "A gradient that is divided too early in FP16: by the world size, by accumulation "
+            "steps or by the number of tokens.",
+            "Layers behind a very small loss weight.",
+        ),
+        false_positives=(
+            "Embeddings with rarely used rows, when the vocabulary of the data changes.",
+            "ReLU layers that have become sparse by learning: the loss still falls.",
+        ),
+        samples=("underflow_share", "overflowing_layer"),
+        panels=(panels.UNDERFLOWING_LAYERS, panels.MOST_ZEROS, panels.LOSS_SCALE),
+    ),
 )
 
 
@@ -96,6 +131,33 @@ LAYER_GRADIENT_DEAD = Condition(
         "frozen, unused and idle parameters, which are not counted",
         "a run whose layers were never sampled",
     ),
+    follows_from=(
+        "MpAgentGradientNonFinite",
+        "MpAgentNothingTrained",
+        "MpAgentGradientVanishing",
+        "MpAgentGradientUnderflow",
+    ),
+    needs=((Quantity.LAYERS,),),
+    knobs=(less_below("layer_dead_abs_max"),),
+    guidance=Guidance(
+        harm="The layer no longer learns while the rest of the model does; the run is not lost, "
+        "but the trained model lacks that layer. Investigate during working hours.",
+        query='last_over_time(mp_agent_dead_layer_info{run="RUN"}[15m])',
+        reading="The layers whose gradient was close to zero in three consecutive samples, those "
+        "nearest to the input first; mp_agent_layers_dead counts all of them.",
+        causes=(
+            "The layer's output is detached, or multiplied by a gate that has closed.",
+            "Its activation is saturated: every ReLU is inactive, or a softmax is one-hot.",
+            "FP16 underflow, which affects the layers with the smallest gradients first.",
+            "It is frozen on purpose, but its parameters still require a gradient.",
+        ),
+        false_positives=(
+            "Heads that only some tasks use, when they are unused for the first time.",
+            "A parameter frozen by a learning rate of zero: set requires_grad to False.",
+        ),
+        samples=("dead_parameters",),
+        panels=(panels.DEAD_LAYERS, panels.GRADIENT_NORM),
+    ),
 )
 
 
@@ -129,6 +191,31 @@ LAYER_GRADIENT_EXPLOSION = Condition(
         ),
     ),
     quiet=("layers that all grow, which are not counted",),
+    follows_from=(
+        "MpAgentLearningRateJump",
+        "MpAgentGradientExplosion",
+    ),
+    needs=((Quantity.LAYERS,),),
+    knobs=(less_above("layer_growth"),),
+    guidance=Guidance(
+        harm="The run continues, but one layer dominates the clipped updates, and may raise the "
+        "loss later. Investigate during working hours, sooner if the loss rises.",
+        query='last_over_time(mp_agent_exploding_layer_info{run="RUN"}[15m])',
+        reading="The layers whose norm is more than a hundred times their usual one in three "
+        "consecutive samples, those nearest to the input first.",
+        causes=(
+            "The layer's weights or inputs have grown: a normalization before it is missing.",
+            "A division inside the layer by a value that has become small, such as a variance.",
+            "A rarely used branch that suddenly receives many inputs.",
+            "A part of the model that was unfrozen with too high a learning rate.",
+        ),
+        false_positives=(
+            "A layer that was initialized to 0, such as an adapter, and starts to learn late.",
+            "A change of the data or the objective that affects only one branch.",
+        ),
+        samples=("smaller_learning_rate", "overflowing_layer"),
+        panels=(panels.GRADIENT_NORM, panels.CLIPPING),
+    ),
 )
 
 
@@ -179,6 +266,31 @@ LAYERS_WITHOUT_GRADIENT = Condition(
     quiet=(
         "frozen parameters and idle experts, which are not counted",
         "a run whose layers were never sampled",
+    ),
+    follows_from=("MpAgentNothingTrained",),
+    needs=((Quantity.LAYERS,),),
+    knobs=(less_above("layers_without_gradient"),),
+    guidance=Guidance(
+        harm="Nothing breaks, but what is not trained is missing from the result, and the run may "
+        "have to be repeated: look before it is long.",
+        query='mp_agent_layer_without_gradient_info{run="RUN"}',
+        reading="The layers that have never had a gradient in this attempt, those nearest to the "
+        "input first; mp_agent_layers_without_gradient_ratio is their share. The parameters that "
+        'get gradients instead, if any, are in mp_agent_unsupported_info{run="RUN"}.',
+        causes=(
+            "The optimizer was created before the model was copied, moved to a device or wrapped: "
+            "it holds tensors that the loss does not depend on.",
+            "Adapters in blocks under reentrant activation checkpointing, whose input requires no "
+            "gradient because the embedding is frozen.",
+            "A branch that the forward pass does not call, or whose output is detached.",
+            "Modules that were replaced after the optimizer had been created.",
+        ),
+        false_positives=(
+            "A head or a branch that is only used later on purpose: set requires_grad to False "
+            "until then.",
+        ),
+        samples=("dead_parameters",),
+        panels=(panels.DEAD_LAYERS, panels.GRADIENT_NORM),
     ),
 )
 
@@ -238,5 +350,37 @@ NOTHING_TRAINED = Condition(
     quiet=(
         "a few steps at learning rate 0, as at both ends of a schedule",
         "a rounded loss that is constant for some time",
+    ),
+    follows_from=("MpAgentNonFiniteUpdate",),
+    needs=(
+        (Quantity.LOSS,),
+        (Quantity.GRAD_NORM,),
+        (Quantity.LEARNING_RATE,),
+    ),
+    knobs=(less_above("untrained_steps", "constant_loss_steps"),),
+    guidance=Guidance(
+        harm="No state is damaged, but the run learns nothing and wastes compute. Critical: stop "
+        "the run. Warning: investigate within the hour.",
+        query='mp_agent_untrained_steps{run="RUN"}',
+        reading="The number of consecutive steps in which nothing can have been learned, by "
+        "reason.",
+        causes=(
+            "All labels are masked, so the loss and its gradients are 0.",
+            "A NaN loss that the trainer logs, and passes on, as 0.",
+            "A schedule that has reached its end while the run continues with learning rate 0.",
+            "A detached output or frozen parameters: no gradient reaches the optimizer.",
+            "A saturated output, or a model that answers every input alike: the loss is the same "
+            "for every batch, as 0.6931 (ln 2) for two classes that are equally frequent.",
+            "Weights that are gone: a loss that falls to exactly 0 for good, and a gradient norm "
+            "that is the same on every step.",
+        ),
+        false_positives=(
+            "A first parameter group with learning rate 0 on purpose, while the loss no longer "
+            "falls.",
+            "A small data set that is learned to a loss of exactly 0: stop the run.",
+            "Gradients that hooks cannot see: mp_agent_unsupported_info says what is not measured.",
+        ),
+        samples=("dead_parameters", "check_batch"),
+        panels=(panels.LOSS, panels.GRADIENT_NORM, panels.LEARNING_RATE),
     ),
 )

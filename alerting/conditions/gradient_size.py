@@ -1,5 +1,7 @@
 """Alerts on the size of a run's gradients: exploding, vanishing, at the format's floor."""
 
+from mp_agent.alerting import panels
+from mp_agent.alerting.backtesting import Quantity, less_above, less_below
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened, loss_falling, standing, unjudgeable
 from mp_agent.alerting.durations import Duration, duration
@@ -26,6 +28,7 @@ from mp_agent.alerting.expressions.terms import (
     unless,
 )
 from mp_agent.alerting.first_line import ROLL_BACK, UPDATED, Triage
+from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import CLIPS, CLIPS_NOT, FP16, Remedy
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metric import Metric
@@ -144,6 +147,41 @@ GRADIENT_EXPLOSION = Condition(
         "the finite part of a skipped overflow step, which exceeds no bound",
         "norms of thousands since the first step, as with a summed loss",
     ),
+    follows_from=(
+        "MpAgentReplicaDivergence",
+        "MpAgentClippingBeforeUnscale",
+        "MpAgentLearningRateJump",
+    ),
+    needs=((Quantity.GRAD_NORM,),),
+    knobs=(less_above("grad_norm_growth"), less_above("grad_norm_high", "grad_norm_extreme")),
+    guidance=Guidance(
+        harm="Critical: a single unclipped update of this size can undo days of training; act "
+        "within minutes, before the next checkpoint overwrites a good one. Warning: the run is "
+        "close to that. Info: clipping contains it; investigate during working hours.",
+        query='max_over_time(mp_agent_grad_norm_window_max{run="RUN",optimizer=""}[10m])',
+        reading="The largest gradient norm of the last ten minutes; most healthy runs stay "
+        "between 0.1 and 10. Compare it with mp_agent_grad_norm_usual, the run's own level, and "
+        "with the loss over the same time: a loss that jumped means that the weights are damaged. "
+        "If several optimizers train one model, this is the norm over all of them; the label "
+        "optimizer has the norm of each.",
+        causes=(
+            "The learning rate is too high for this stage, or its warm-up is too short.",
+            "Clipping is missing, or runs before unscale_, so that its limit applies to gradients "
+            "that are still multiplied by the loss scale.",
+            "A batch of corrupt or unusual data: check the loss per rank at that step.",
+            "Residual branches without normalization, or an initialization that is too large.",
+            "The optimizer state was lost at a restart, so Adam's first steps are too large.",
+        ),
+        false_positives=(
+            "Norms that change level on purpose, such as when layers are unfrozen or a loss term "
+            "is added: the new level becomes the usual one after some hundred steps.",
+            "Clipping that hooks cannot see (custom code, a whole step under torch.compile): the "
+            "agent does not know that it contains the norm. The label measuring_point of "
+            "mp_agent_run_info says what is measured.",
+        ),
+        samples=("clip_after_unscale", "smaller_learning_rate"),
+        panels=(panels.GRADIENT_NORM, panels.STEPS_BEYOND_LIMITS, panels.CLIPPING, panels.LOSS),
+    ),
 )
 
 
@@ -241,6 +279,33 @@ GRADIENT_VANISHING = Condition(
         "merged steps without one rank",
         "low norms with a healthy step every few minutes",
     ),
+    follows_from=("MpAgentNothingTrained",),
+    needs=((Quantity.GRAD_NORM,),),
+    knobs=(
+        less_below("grad_norm_low", "grad_norm_very_low", "grad_norm_vanished"),
+        less_below("grad_norm_fall"),
+    ),
+    guidance=Guidance(
+        harm="No state is damaged, but the run uses compute without learning. Critical: updates "
+        "are effectively zero; stop the run. Warning and info: decide within hours.",
+        query='mp_agent_grad_norm_window_max{run="RUN",optimizer=""}',
+        reading="The largest norm of the last two minutes. Below 0.001 with a constant loss, the "
+        "run has stopped learning; with a loss that still falls, it converges.",
+        causes=(
+            "In FP16, gradients underflow because the loss scale has fallen: check the loss scale "
+            "over the last hours.",
+            "A branch was detached or frozen by mistake, so only few parameters learn.",
+            "The learning-rate schedule or a loss weight has decayed to zero.",
+            "Saturated activations, or deep paths without residual connections and normalization.",
+        ),
+        false_positives=(
+            "A small fine-tuning run that has converged: stop it, or lower grad_norm_low.",
+            "A loss divided by a large constant (tokens times ranks) has small norms from the "
+            "first step and raises at most an info alert: lower grad_norm_low.",
+        ),
+        samples=("dead_parameters", "underflow_share"),
+        panels=(panels.GRADIENT_NORM, panels.ZERO_ELEMENTS, panels.LOSS),
+    ),
 )
 
 
@@ -291,6 +356,31 @@ GRADIENT_AT_FLOOR = Condition(
         "smallest gradients below FP16's smallest number: those of layers that run in FP32",
         "a run that hung after a single look at an odd batch",
     ),
+    needs=(
+        (
+            Quantity.LOSS_SCALE,
+            Quantity.SMALLEST,
+        ),
+    ),
+    guidance=Guidance(
+        harm="A small part of the gradient is rounded to zero in some layers; the run goes on. "
+        "Look when you next tune the loss scale, sooner if MpAgentGradientUnderflow follows.",
+        query='mp_agent_grad_abs_min{run="RUN",optimizer=""} '
+        '* ignoring(optimizer) mp_agent_loss_scale{run="RUN"}',
+        reading="The smallest gradient as FP16 held it. 5.96e-8 is the smallest number of FP16: "
+        "all smaller ones became zero. mp_agent_layer_grad_abs_min shows in which layers.",
+        causes=(
+            "The loss scale has fallen, or was given too low at the start.",
+            "The loss is divided by a large number before its backward in FP16.",
+            "Layers behind a very small loss weight.",
+        ),
+        false_positives=(
+            "New zeros of another origin, such as rarely used embedding rows, in a run with so "
+            "many gradients that its smallest one is always at the limit.",
+        ),
+        samples=("underflow_share",),
+        panels=(panels.UNDERFLOWING_LAYERS, panels.MOST_ZEROS, panels.LOSS_SCALE),
+    ),
 )
 
 
@@ -331,5 +421,31 @@ HEADROOM_VANISHING = Condition(
         "a scale that can still grow",
         "a scale at its upper limit that loses next to nothing",
         "a few unusual samples",
+    ),
+    follows_from=(
+        "MpAgentGradientExplosion",
+        "MpAgentGradientUnderflow",
+    ),
+    needs=((Quantity.DISTRIBUTION,),),
+    knobs=(less_above("fp16_flushed"), less_below("fp16_headroom_bits")),
+    guidance=Guidance(
+        harm="A small part of the gradient is lost, and more will be as the scale falls. Look when "
+        "you next tune the run.",
+        query='mp_agent_grad_fp16_flushed_ratio{run="RUN"}',
+        reading="The share of the non-zero gradients that FP16 rounds to zero, at half, at the "
+        "present and at double the loss scale. At double it should be near 0; that this scale "
+        "overflows is the trouble.",
+        causes=(
+            "One layer has far larger gradients than all others, such as an output layer or an "
+            "embedding: it keeps the scale low for the rest.",
+            "Gradients shrink with depth: residual paths or normalization are missing.",
+            "A loss term with a small weight in addition to one with a large weight.",
+        ),
+        false_positives=(
+            "Layers whose gradients are tiny and do not matter, such as biases before a "
+            "normalization.",
+        ),
+        samples=("underflow_share", "overflowing_layer"),
+        panels=(panels.GRADIENT_EXPONENTS, panels.FLUSHED, panels.LOSS_SCALE),
     ),
 )

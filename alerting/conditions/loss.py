@@ -1,11 +1,14 @@
 """Alerts on the loss and the learning rate."""
 
+from mp_agent.alerting import panels
+from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import Compare, Count, Series, all_of, limit
 from mp_agent.alerting.first_line import Triage
+from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import CLIPS_NOT, Remedy
 from mp_agent.alerting.severity import Severity
 
@@ -35,6 +38,25 @@ LEARNING_RATE_JUMP = Condition(
         ),
     ),
     quiet=("a warm-up, whose rises are not counted",),
+    needs=((Quantity.LEARNING_RATE,),),
+    knobs=(less_above("learning_rate_jump"),),
+    guidance=Guidance(
+        harm="A learning rate that is ten times too high can undo days of training within some "
+        "steps: act within minutes, and keep the last checkpoint.",
+        query='increase(mp_agent_learning_rate_jumps_total{run="RUN"}[15m])',
+        reading="The number of recent jumps; plot mp_agent_learning_rate to see the values before "
+        "and after. If the loss rises at the same time, the jump is the cause.",
+        causes=(
+            "A schedule in epochs is stepped once per batch, or the other way round.",
+            "A resumed run whose schedule or base rate was not restored.",
+            "A rate that is scaled by the batch or world size twice.",
+        ),
+        false_positives=(
+            "A warm-up at a constant low rate for more than a hundred steps, then the full rate.",
+        ),
+        samples=("smaller_learning_rate",),
+        panels=(panels.LEARNING_RATE, panels.LOSS, panels.GRADIENT_NORM),
+    ),
 )
 
 
@@ -96,6 +118,43 @@ LOSS_DIVERGING = Condition(
         "a trend that only touches the limit, with slow steps",
         "a run that does not have two long windows yet",
     ),
+    follows_from=(
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+        "MpAgentReplicaDivergence",
+        "MpAgentNonFiniteUpdate",
+    ),
+    needs=((Quantity.LOSS,),),
+    knobs=(
+        less_above("loss_trend_deviations"),
+        less_above("loss_rising_steps"),
+        less_above("loss_lost_steps"),
+    ),
+    guidance=Guidance(
+        harm="Critical: the run has lost what it had learned and does not recover by itself; stop "
+        "it, and resume from a checkpoint from before the rise. Warning: the run gets worse with "
+        "every step; investigate within the hour.",
+        query='mp_agent_loss_trend{run="RUN"}',
+        reading="The difference between the median of the last 512 losses and that of the 512 "
+        "before, in deviations. Compare mp_agent_loss_median with mp_agent_loss_best, which does "
+        "not follow a rise. mp_agent_loss_lost_steps above 0 means that an explosion, non-finite "
+        "gradients or a jump of the learning rate raised the loss, that it climbed to twice its "
+        "best level or more and stayed, or that it rose slowly to its initial level; it returns to "
+        "0 once half of the rise is recovered.",
+        causes=(
+            "The learning rate is too high: the loss has risen since the end of the warm-up.",
+            "An explosion or a spike from which the run did not recover.",
+            "Precision: 16-bit weights or optimizer state without an FP32 copy.",
+            "The data has changed: a new mixture, wrong labels, an epoch of repeated data.",
+        ),
+        false_positives=(
+            "A curriculum of gradually increasing difficulty, or an objective that rises by design "
+            "(adversarial, reinforcement learning): raise loss_growth if it pages. A jump to other "
+            "data, and models that are trained in turn, do not page by themselves.",
+        ),
+        samples=("smaller_learning_rate",),
+        panels=(panels.LOSS_TREND, panels.LOSS, panels.LEARNING_RATE),
+    ),
 )
 
 
@@ -132,5 +191,34 @@ LOSS_SPIKE = Condition(
         "a NaN loss, which never enters the window and is no spike",
         "a single batch with twice the loss, which is not counted",
         "a loss that fluctuates within its own deviations",
+    ),
+    follows_from=(
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+        "MpAgentReplicaDivergence",
+        "MpAgentNonFiniteUpdate",
+    ),
+    needs=((Quantity.LOSS,),),
+    knobs=(less_above("loss_spike_deviations", "loss_spike_noisy_deviations"),),
+    guidance=Guidance(
+        harm="Most spikes recover within some hundred steps; a run is lost at those that do not. "
+        "Investigate within the hour, and keep the checkpoint from before the spike.",
+        query='increase(mp_agent_loss_spike_steps_total{run="RUN"}[15m])',
+        reading="The number of steps in the last 15 minutes whose loss was above "
+        "mp_agent_loss_spike_bound. Compare mp_agent_loss with mp_agent_loss_median, and with the "
+        "gradient norm over the same time.",
+        causes=(
+            "A batch of unusual data: another language, code, repeated text, a corrupt file.",
+            "The learning rate is at its peak, and too high for Adam's second moment to follow.",
+            "A gradient norm that exploded some steps earlier.",
+            "A resume that lost the optimizer state or the position in the data.",
+        ),
+        false_positives=(
+            "An intended change of the data mixture, the sequence length or the objective.",
+            "A very smooth loss, whose ordinary changes are many deviations: raise the threshold. "
+            "For noisy losses the bound adapts automatically.",
+        ),
+        samples=("smaller_learning_rate", "check_batch"),
+        panels=(panels.ODD_LOSSES, panels.LOSS, panels.GRADIENT_NORM, panels.LEARNING_RATE),
     ),
 )

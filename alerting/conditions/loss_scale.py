@@ -1,8 +1,14 @@
 """Alerts on the loss scale: low, falling, at its floor."""
 
+from mp_agent.alerting import panels
+from mp_agent.alerting.backtesting import Quantity, less_above, less_below
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import calibrated, happened, restarted, standing
-from mp_agent.alerting.conditions.overflows import OVERFLOW_REMEDIES, WHY_OVERFLOW_ENDS
+from mp_agent.alerting.conditions.overflows import (
+    OVERFLOW_CAUSES,
+    OVERFLOW_REMEDIES,
+    WHY_OVERFLOW_ENDS,
+)
 from mp_agent.alerting.durations import Duration, duration
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import (
@@ -19,6 +25,7 @@ from mp_agent.alerting.expressions.terms import (
     unless,
 )
 from mp_agent.alerting.first_line import UPDATED, Triage
+from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
 
 WINDOW = duration("loss_scale_window")
@@ -81,6 +88,25 @@ LOSS_SCALE_CONSECUTIVE_DECREASES = Condition(
         "calibration of the next attempt, which counts its steps from 1 and makes few of them",
         "a run that hung while the scale was falling",
     ),
+    follows_from=(
+        "MpAgentLossScaleAtFloor",
+        "MpAgentLossScaleFarBelowInitial",
+    ),
+    needs=((Quantity.LOSS_SCALE,),),
+    knobs=(less_above("loss_scale_decreases_in_row"),),
+    guidance=Guidance(
+        harm="An early sign: overflows are more frequent than the scaler's growth. The run still "
+        "learns; investigate within the hour.",
+        query='max_over_time(mp_agent_loss_scale_consecutive_decreases{run="RUN"}[15m]) >= 5',
+        reading="The number of consecutive downward changes.",
+        causes=OVERFLOW_CAUSES,
+        false_positives=(
+            "A resumed run whose new scaler searches for its scale long after calibration_steps: "
+            "save and restore the scaler with the checkpoint.",
+        ),
+        samples=("overflowing_layer", "smaller_learning_rate"),
+        panels=(panels.LOSS_SCALE_IN_A_ROW, panels.LOSS_SCALE, panels.GRADIENT_NORM),
+    ),
 )
 
 
@@ -120,6 +146,35 @@ LOSS_SCALE_AT_FLOOR = Condition(
         "one dip to 1, where the scale stays for 2000 steps without overflow",
         "a burst of overflows that has ended, with the scale recovering",
         "a run without a scaler",
+    ),
+    follows_from=(
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+    ),
+    needs=(
+        (
+            Quantity.LOSS_SCALE,
+            Quantity.SKIPS,
+        ),
+    ),
+    knobs=(less_below("loss_scale_floor"),),
+    guidance=Guidance(
+        harm="Training has stalled: steps are skipped at a scale of 1 or below, so the run learns "
+        "nothing and does not recover. Stop it.",
+        query='min_over_time(mp_agent_loss_scale{run="RUN"}[15m]) <= 1',
+        reading="The lowest scale of the last 15 minutes. "
+        "mp_agent_loss_scale_floor_skips_total counts the steps that were skipped at that scale.",
+        causes=(
+            "A value is NaN or Inf at any scale: the forward pass itself overflows, or the weights "
+            "are no longer finite.",
+            *OVERFLOW_CAUSES[:3],
+        ),
+        false_positives=(
+            "A scaler that was configured with a scale of 1 or less on purpose, with rare "
+            "overflows: lower loss_scale_floor, in the jobs' settings too.",
+        ),
+        samples=("find_the_operation", "overflowing_layer"),
+        panels=(panels.LOSS_SCALE, panels.SKIPPED, panels.FIRST_NONFINITE),
     ),
 )
 
@@ -169,6 +224,27 @@ LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
         "a resumed run that repeats its calibration",
         "a dip of a minute",
         "a run that hung right after its scale fell",
+    ),
+    follows_from=(
+        "MpAgentLossScaleAtFloor",
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+    ),
+    needs=((Quantity.LOSS_SCALE,),),
+    knobs=(less_below("loss_scale_share_of_calibrated"), less_below("loss_scale_share_of_initial")),
+    guidance=Guidance(
+        harm="At a hundredth of the initial scale, small gradients underflow, and the scale has "
+        "fallen for a long time. It does not recover by itself; act now.",
+        query='min_over_time(mp_agent_loss_scale{run="RUN"}[30m]) '
+        '< mp_agent_loss_scale_initial{run="RUN"} / 100',
+        reading="The lowest scale of the last 30 minutes, if it is below a hundredth of the first.",
+        causes=OVERFLOW_CAUSES,
+        false_positives=(
+            "An initial scale that was far too high (2^24 and the like), so that calibration alone "
+            "reduced it a hundredfold: start with 65536.",
+        ),
+        samples=("overflowing_layer", "underflow_share"),
+        panels=(panels.LOSS_SCALE, panels.GRADIENT_NORM, panels.ZERO_ELEMENTS),
     ),
 )
 
@@ -226,6 +302,29 @@ LOSS_SCALE_LOW = Condition(
         "calibration of the next attempt, which counts its steps from 1 and makes few of them",
         "a run that hung with a low scale",
     ),
+    follows_from=(
+        "MpAgentLossScaleAtFloor",
+        "MpAgentLossScaleFarBelowInitial",
+    ),
+    needs=((Quantity.LOSS_SCALE,),),
+    knobs=(less_below("loss_scale_very_low", "loss_scale_reduced"),),
+    guidance=Guidance(
+        harm="Healthy runs have a scale of 32 768 to 65 536. Below 1024, gradients start to "
+        "underflow, which costs quality; investigate during working hours.",
+        query='min_over_time(mp_agent_loss_scale{run="RUN"}[30m]) < 10000',
+        reading="The lowest scale of the last 30 minutes. If the scale grows after every 2000 "
+        "steps without overflow, it recovers.",
+        causes=(
+            "One burst of overflows, from which the scale recovers by doubling every 2000 steps.",
+            *OVERFLOW_CAUSES[:3],
+        ),
+        false_positives=(
+            "A model whose largest gradients are always large: its suitable scale is low and "
+            "remains low.",
+        ),
+        samples=("underflow_share", "overflowing_layer"),
+        panels=(panels.LOSS_SCALE, panels.ZERO_ELEMENTS),
+    ),
 )
 
 
@@ -281,5 +380,27 @@ LOSS_SCALE_LOW_AND_FALLING = Condition(
         "a scale that fell before the recorded history, and has stayed at 64 for days",
         "a scale of 64 after calibration from 512",
         "a run that starts below the limit on purpose",
+    ),
+    follows_from=(
+        "MpAgentLossScaleAtFloor",
+        "MpAgentLossScaleFarBelowInitial",
+    ),
+    needs=((Quantity.LOSS_SCALE,),),
+    knobs=(
+        less_below("loss_scale_share_of_calibrated"),
+        less_above("loss_scale_net_decreases"),
+        less_below("loss_scale_low"),
+    ),
+    guidance=Guidance(
+        harm="The scale leaves too little range for small gradients, and it will soon reach its "
+        "floor, where training stalls. There are minutes to hours left; act now, and stop the run "
+        "if the scale keeps falling.",
+        query='min_over_time(mp_agent_loss_scale{run="RUN"}[15m]) < 128',
+        reading="The lowest scale of the last 15 minutes. A staircase downward over the last hour "
+        "confirms the alert; a sawtooth between two values is healthy.",
+        causes=OVERFLOW_CAUSES,
+        false_positives=("A very short growth_interval, which keeps the scale close to overflow.",),
+        samples=("overflowing_layer", "clip_after_unscale", "smaller_learning_rate"),
+        panels=(panels.LOSS_SCALE, panels.LOSS_SCALE_CHANGES, panels.GRADIENT_NORM),
     ),
 )

@@ -1,5 +1,7 @@
 """Alerts on NaN and Inf: in gradients, updates, losses, activations, and on one rank."""
 
+from mp_agent.alerting import panels
+from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import FIRST_NONFINITE, happened
 from mp_agent.alerting.durations import duration
@@ -14,7 +16,15 @@ from mp_agent.alerting.expressions.terms import (
     limit,
     unless,
 )
-from mp_agent.alerting.first_line import NAN_WRITTEN, NO_NAN_COUNTED, ROLL_BACK, UPDATED, Triage
+from mp_agent.alerting.first_line import (
+    NAN_UPDATE_CAUSES,
+    NAN_WRITTEN,
+    NO_NAN_COUNTED,
+    ROLL_BACK,
+    UPDATED,
+    Triage,
+)
+from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
 
 NONFINITE_REMEDIES = (
@@ -80,6 +90,34 @@ GRADIENT_NONFINITE = Condition(
         "isolated non-finite gradients, as in many healthy runs",
         "a single update with replaced gradients",
     ),
+    follows_from=(
+        "MpAgentRankNonFinite",
+        "MpAgentNonFiniteUpdate",
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+    ),
+    needs=((Quantity.GRAD_NORM,),),
+    knobs=(less_above("nonfinite_gradients"),),
+    guidance=Guidance(
+        harm="Nothing is learned while it lasts, and without a scaler the weights are probably "
+        "destroyed: act immediately.",
+        query='increase(mp_agent_grad_nonfinite_repeated_steps_total{run="RUN"}[10m])',
+        reading="The number of steps in the last ten minutes with NaN or Inf gradients, counted "
+        "from the third consecutive one. Isolated ones are common in healthy runs; three "
+        "consecutive ones are not.",
+        causes=(
+            "Weights that an earlier step made NaN or too large: check the norm before.",
+            "An operation whose backward is not defined at a value that occurs.",
+            "A trainer that skips such steps itself, so the weights do not change and the same "
+            "step fails repeatedly.",
+            "Faulty hardware on one rank.",
+        ),
+        false_positives=(
+            "A scaler that hooks cannot see, while it searches for its scale in the first steps.",
+        ),
+        samples=("find_the_operation", "guard_update"),
+        panels=(panels.NONFINITE_ELEMENTS, panels.FIRST_NONFINITE, panels.LOSS),
+    ),
 )
 
 
@@ -109,6 +147,30 @@ NONFINITE_UPDATE = Condition(
         ),
     ),
     quiet=("an overflow that GradScaler skipped",),
+    follows_from=NAN_UPDATE_CAUSES,
+    needs=((Quantity.GRAD_NORM,),),
+    guidance=Guidance(
+        harm="The weights are very likely destroyed, and every further step and checkpoint is "
+        "worthless: stop the run now.",
+        query='mp_agent_nonfinite_updates_total{run="RUN",optimizer=""} > 0',
+        reading="The number of updates with NaN or Inf gradients since the node agent's start. "
+        "mp_agent_first_nonfinite_info names the first step, and rank and layer if there is "
+        "evidence.",
+        causes=(
+            "BF16 or FP32 training, where nothing skips such a step as GradScaler does in FP16.",
+            "An overflow, a division by zero or a logarithm of zero in the forward pass: the loss "
+            "was not finite on the same step.",
+            "An operation whose backward is not defined at a value that occurs: sqrt or norm at "
+            "zero, atan2 at the origin.",
+            "Corrupt data or faulty hardware on one rank: its own loss became non-finite first.",
+        ),
+        false_positives=(
+            "An optimizer that ignores non-finite gradients itself: the update is harmless, but "
+            "the counter cannot detect that.",
+        ),
+        samples=("guard_update", "find_the_operation"),
+        panels=(panels.NONFINITE_UPDATES, panels.FIRST_NONFINITE, panels.NONFINITE_ELEMENTS),
+    ),
 )
 
 
@@ -136,6 +198,29 @@ CLIPPING_BEFORE_UNSCALE = Condition(
         ),
     ),
     quiet=("a few steps whose norm has that value by chance",),
+    needs=(
+        (
+            Quantity.GRAD_NORM,
+            Quantity.LOSS_SCALE,
+            Quantity.CLIPPING,
+        ),
+    ),
+    knobs=(less_above("scaled_clip_steps"),),
+    guidance=Guidance(
+        harm="No state is damaged; the run learns far more slowly than it could, or without the "
+        "protection that clipping should provide. Investigate during working hours.",
+        query='mp_agent_clip_scaled_steps{run="RUN"}',
+        reading="The number of consecutive steps whose clipping saw scaled gradients; "
+        "mp_agent_clip_coefficient is then about 1e-5 at a scale of 65 536 and a norm of 1.",
+        causes=(
+            "scaler.unscale_(optimizer) is missing before clip_grad_norm_.",
+            "unscale_ is called for a different optimizer than the one whose gradients are "
+            "clipped.",
+        ),
+        false_positives=("A limit that was multiplied by the loss scale on purpose.",),
+        samples=("clip_after_unscale",),
+        panels=(panels.CLIPPING, panels.LOSS_SCALE, panels.GRADIENT_NORM),
+    ),
 )
 
 
@@ -195,6 +280,34 @@ RANK_NONFINITE = Condition(
         "a value from the backward pass, or on all ranks, which names no rank",
         "a run with a single rank, where naming it has no value",
     ),
+    follows_from=(
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+    ),
+    needs=((Quantity.RANKS,),),
+    guidance=Guidance(
+        harm="The next reduction spreads the values of this rank to the gradients of all ranks. "
+        "Without a scaler the weights of all ranks are lost: stop the run.",
+        query='last_over_time(mp_agent_first_nonfinite_info{run="RUN",rank!=""}[1h])',
+        reading="The step and the rank where it started, before any reduction. "
+        "mp_agent_rank_loss_nonfinite_steps_total shows the ranks affected since then: a single "
+        "rank indicates its data or its hardware, all ranks indicate the model. With "
+        '`phase="backward"` the loss of the step was finite, and the rank\'s own gradients were '
+        "not: `measure_local_gradients` looks at them before they are reduced.",
+        causes=(
+            "Corrupt samples in this rank's shard of the data.",
+            "A failing GPU: check for XID errors, ECC errors and thermal throttling on its host.",
+            "A very long or empty sample that only this rank has processed so far: a mean over no "
+            "tokens, an attention mask that hides everything.",
+            "A different software version on one node: driver, CUDA or library.",
+        ),
+        false_positives=(
+            "A single overflowed forward pass in FP16 that GradScaler skipped; the alert fires "
+            "only if the overflow persists.",
+        ),
+        samples=("check_batch", "find_the_operation"),
+        panels=(panels.NONFINITE_RANKS, panels.XID_ERRORS, panels.FIRST_NONFINITE),
+    ),
 )
 
 
@@ -232,6 +345,35 @@ LOSS_NONFINITE = Condition(
     quiet=(
         "one overflowed forward pass during calibration",
         "overflows whose loss was finite",
+    ),
+    follows_from=(
+        "MpAgentRankNonFinite",
+        "MpAgentNonFiniteUpdate",
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+    ),
+    needs=((Quantity.LOSS,),),
+    knobs=(less_above("nonfinite_losses"),),
+    guidance=Guidance(
+        harm="Without a scaler, the update of that step has destroyed the weights: stop the run. "
+        "With a scaler the step was skipped; three consecutive ones mean that the run does not "
+        "recover by itself.",
+        query='mp_agent_loss_nonfinite_steps_total{run="RUN"} > 0',
+        reading="The number of steps with such a loss. If mp_agent_skipped_steps_total grew by "
+        "the same number, the weights are still intact.",
+        causes=(
+            "An overflow in FP16: softmax, exp, pow, a variance or a large sum exceeded 65 504.",
+            "log(0) or a division by zero: binary_cross_entropy after a sigmoid, a masked mean "
+            "over no tokens, the norm of a zero vector.",
+            "Weights damaged by an earlier explosion: check the gradient norm before.",
+            "Corrupt data on one rank: mp_agent_rank_loss_nonfinite_steps_total names it.",
+        ),
+        false_positives=(
+            "A loss that is NaN by convention for batches without labels: do not pass it to "
+            "observe(), or mask it.",
+        ),
+        samples=("stable_operations", "find_the_operation", "check_batch"),
+        panels=(panels.LOSS, panels.FIRST_NONFINITE, panels.NONFINITE_RANKS),
     ),
 )
 
@@ -271,5 +413,33 @@ ACTIVATION_NONFINITE = Condition(
     quiet=(
         "outputs close to the largest number of FP16",
         "a run that does not measure outputs",
+    ),
+    follows_from=(
+        "MpAgentRankNonFinite",
+        "MpAgentNonFiniteUpdate",
+        "MpAgentActivationNearOverflow",
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+    ),
+    needs=((Quantity.ACTIVATIONS,),),
+    guidance=Guidance(
+        harm="Critical: without a scaler the weights are damaged at the same step; with one, "
+        "steps are skipped and nothing is learned. Act immediately.",
+        query='mp_agent_activation_first_nonfinite_info{run="RUN"}',
+        reading="The module that was the first of a forward pass to return NaN or Inf, and the "
+        "step of the sample that showed it. Sampled are the steps on which layers are measured, "
+        "and those after trouble.",
+        causes=(
+            "The module's output overflows FP16: its magnitude grew over the steps before.",
+            "Weights that an earlier step made NaN: then the first module with weights is named.",
+            "A division by zero, a logarithm of zero or a root of a negative number in it.",
+            "Corrupt input data: then the first module of the model is named.",
+        ),
+        false_positives=(
+            "A module that returns -Inf on purpose, such as one that applies an attention mask: "
+            "add the mask in a function instead, or set measure_activations to False.",
+        ),
+        samples=("overflowing_layer", "find_the_operation"),
+        panels=(panels.ACTIVATIONS_NONFINITE, panels.ACTIVATIONS, panels.NONFINITE_ELEMENTS),
     ),
 )

@@ -1,5 +1,7 @@
 """Alerts on steps that a loss scaler skips."""
 
+from mp_agent.alerting import panels
+from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import calibrated, restarted
 from mp_agent.alerting.durations import Duration, duration
@@ -19,6 +21,7 @@ from mp_agent.alerting.expressions.terms import (
     unless,
 )
 from mp_agent.alerting.first_line import UPDATED, Triage
+from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metric import Metric
 
@@ -32,6 +35,13 @@ OVERFLOW_REMEDIES = (
 WHY_OVERFLOW_ENDS = (
     "GradScaler halves the scale whenever a scaled gradient overflows FP16; if that continues, "
     "no scale is suitable, and the values themselves must shrink."
+)
+OVERFLOW_CAUSES = (
+    "The gradients have grown: check for a rising gradient norm in the hours before.",
+    "A layer's activations grow towards 65 504: mostly the last residual blocks, an attention "
+    "score without scaling, or a loss that is summed instead of averaged.",
+    "The learning rate is too high, or its warm-up has just ended.",
+    "Inputs that are not normalized, in some batches or on some ranks.",
 )
 
 
@@ -131,5 +141,30 @@ OVERFLOW_RATIO_HIGH = Condition(
         "a share that rose and falls again",
         "a scale close to overflow, with a random number of skips",
         "a small share of a run that was first scraped half an hour ago, at step 5000",
+    ),
+    follows_from=(
+        "MpAgentLossScaleAtFloor",
+        "MpAgentGradientNonFinite",
+        "MpAgentLossScaleFarBelowInitial",
+    ),
+    needs=((Quantity.SKIPS,),),
+    knobs=(less_above("overflow_warning", "overflow_critical", "overflow_rising"),),
+    guidance=Guidance(
+        harm="Every skipped step is compute without learning. Critical: more than a tenth is lost, "
+        "and the scale is about to collapse. Warning: investigate within hours.",
+        query='increase(mp_agent_skipped_steps_total{run="RUN"}[15m]) '
+        '/ (increase(mp_agent_steps_total{run="RUN"}[15m]) > 0)',
+        reading="The share of skipped steps in the last 15 minutes. The healthy value is 0.0005: "
+        "one in 2000, because GradScaler doubles the scale until it overflows.",
+        causes=(
+            "A growth_interval far below 2000, so that the scaler increases the scale too often.",
+            *OVERFLOW_CAUSES,
+        ),
+        false_positives=(
+            "A scaler that is tuned to stay close to overflow (growth_interval of some hundred): "
+            "raise overflow_rising and overflow_warning.",
+        ),
+        samples=("overflowing_layer", "clip_after_unscale"),
+        panels=(panels.SKIPPED, panels.LOSS_SCALE, panels.GRADIENT_NORM),
     ),
 )

@@ -1,5 +1,7 @@
 """Alerts on ranks that differ: replicas that part, ranks that lag or stall."""
 
+from mp_agent.alerting import panels
+from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import active, at_target, happened, standing, stopped
 from mp_agent.alerting.durations import duration
@@ -16,6 +18,7 @@ from mp_agent.alerting.expressions.terms import (
     unless,
 )
 from mp_agent.alerting.first_line import NAN_WRITTEN, ROLL_BACK, Triage
+from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
 
 _GRADIENTS_NOT_REDUCED_STEPS = Series(metric=metrics.REPLICA_UNREDUCED_STEPS)
@@ -53,6 +56,30 @@ GRADIENTS_NOT_REDUCED = Condition(
         ),
     ),
     quiet=("local SGD, which averages the weights now and then",),
+    needs=((Quantity.REPLICAS,),),
+    knobs=(less_above("unreduced_steps"),),
+    guidance=Guidance(
+        harm="Every rank trains a model of its own, on its part of the data, at the cost of all "
+        "ranks; a checkpoint holds one of the models. Stop the run and correct the loop.",
+        query='mp_agent_replica_unreduced_steps{run="RUN"}',
+        reading="The number of consecutive steps on which ranks that hold copies of one model had "
+        "gradients of their own and weights that were not equal. A wrapper that says it reduces, "
+        "while no two ranks have the same gradients, counts from the first step on.",
+        causes=(
+            "The loss is computed through model.module, or by a method of the inner model: the "
+            "forward pass of DistributedDataParallel, which prepares the reduction, never runs.",
+            "The last micro-batch runs under no_sync(), by an inverted condition or an off-by-one.",
+            "A communication hook that returns its bucket without a collective.",
+            "The script was started on several ranks without a wrapper or a reduction by hand.",
+        ),
+        false_positives=(
+            "Local SGD or DiLoCo whose period is longer than unreduced_steps: raise it.",
+            "Models of one seed that ranks train apart on purpose: declare them by "
+            "mp_agent.declare(model).",
+        ),
+        samples=("compare_replicas", "save_and_resume"),
+        panels=(panels.REPLICAS, panels.WHICH_DIFFER),
+    ),
 )
 
 
@@ -104,6 +131,32 @@ RANK_STALLED = Condition(
         "a run that ended, some ranks earlier than others",
         "ranks that start one by one",
     ),
+    needs=(
+        (
+            Quantity.RANKS,
+            Quantity.LIFE,
+        ),
+    ),
+    guidance=Guidance(
+        harm="The job makes no progress: the other ranks wait in a collective for the named ones. "
+        "It does not continue until the process group's timeout ends it; act now.",
+        query='mp_agent_lagging_rank_info{run="RUN"}',
+        reading="The ranks that are behind the furthest one, and their phase; gone means that the "
+        "process has ended, or that its node does not report. They are the cause; the others wait "
+        "for them.",
+        causes=(
+            "The rank hangs in its data loader: dead worker, network storage, a lock.",
+            "It died, or is stopped: out of memory, a debugger, a GPU that fell off the bus.",
+            "It took a different branch of the code, and entered no collective or another one.",
+            "A long operation on this rank only, such as writing a checkpoint.",
+        ),
+        false_positives=(
+            "Rank 0 evaluates or saves while the others wait: mark it with mp_agent.phase.",
+            "A first step that compiles for many minutes on one rank.",
+        ),
+        samples=("dump_stacks", "mark_phases"),
+        panels=(panels.LAGGING_RANKS, panels.RANKS_BY_PHASE, panels.XID_ERRORS),
+    ),
 )
 
 
@@ -153,6 +206,39 @@ RANK_STRAGGLER = Condition(
         "three milliseconds instead of two, in steps of a second",
         "ranks whose first collective cannot be determined",
         "a run that hung after a slow minute",
+    ),
+    needs=((Quantity.RANKS,),),
+    knobs=(less_above("straggler_ratio"),),
+    guidance=Guidance(
+        harm="All ranks wait for the slowest one in every step, so one slow GPU slows down the "
+        "whole job. It costs time and money, not data; investigate during working hours.",
+        query='mp_agent_straggler_slowdown{run="RUN"} * on (run) group_right () '
+        'mp_agent_straggler_info{run="RUN"}',
+        reading="The slowest rank, and its time before its first collective divided by the median "
+        "of all ranks. The time within the collective is no indication: the fast ranks wait there. "
+        "With measure_step_parts, mp_agent_rank_step_part_seconds_total says in which part of its "
+        "steps it is slow: data "
+        "is its input pipeline, forward and optimizer its machine or its share of the work, other "
+        "what it does besides. On a GPU these are host times, and data also contains what the loop "
+        "waits for between steps, such as loss.item().",
+        causes=(
+            "A GPU that is throttled by temperature or power, or runs at lower clocks.",
+            "A data loader that is slower on this node: network storage, too few workers, CPU "
+            "used by other processes.",
+            "Unevenly distributed work: longer sequences, more experts, an unbalanced pipeline.",
+            "A rank with additional work: logging, checkpointing, evaluation on rank 0.",
+        ),
+        false_positives=(
+            "Pipeline stages, and experts with more tokens, differ by design: raise the "
+            "threshold for such runs.",
+        ),
+        samples=("balance_batches",),
+        panels=(
+            panels.SLOWDOWN,
+            panels.SLOWEST_RANKS,
+            panels.SLOW_PARTS,
+            panels.XID_ERRORS,
+        ),
     ),
 )
 
@@ -207,5 +293,30 @@ REPLICA_DIVERGENCE = Condition(
     quiet=(
         "replicas that agree on every comparison",
         "a run without replicas",
+    ),
+    follows_from=("MpAgentGradientsNotReduced",),
+    needs=((Quantity.REPLICAS,),),
+    guidance=Guidance(
+        harm="The ranks train different models while averaging their gradients: the result is "
+        "neither model. Every step makes it worse; stop the run and keep the evidence.",
+        query='last_over_time(mp_agent_divergent_ranks_info{run="RUN"}[1h])',
+        reading="The ranks that differ from the others, since which step, and in what: reduced "
+        "gradients, weights before the update, or state (frozen parameters and buffers); and the "
+        "tensors, if not all differ. mp_agent_replica_divergence is 1 while they differ.",
+        causes=(
+            "Parameters that are excluded from the gradient reduction: unused in some ranks' "
+            "forward pass, ignored by the wrapper, or added after wrapping.",
+            "Buffers, such as codebooks, that follow each rank's own data without a reduction.",
+            "Silent data corruption by hardware: one GPU computes or stores wrong values.",
+            "Parameters that are changed outside the wrapped step on one rank only.",
+            "Ranks that resumed from different checkpoints, or were initialized with different "
+            "seeds.",
+        ),
+        false_positives=(
+            "Models that differ between ranks by design, such as unwrapped parameters of an "
+            "ensemble: wrap them, or give them distinct names.",
+        ),
+        samples=("compare_replicas", "save_and_resume"),
+        panels=(panels.WHICH_DIFFER, panels.REPLICAS, panels.XID_ERRORS),
     ),
 )

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from mp_agent.alerting import panels
+from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import (
     STANDING,
@@ -30,6 +32,7 @@ from mp_agent.alerting.expressions.terms import (
     unless,
 )
 from mp_agent.alerting.first_line import NAN_WRITTEN, Triage
+from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
 from mp_agent.records.steps import EndReason, Phase
 
@@ -55,6 +58,26 @@ PRECISION_LINT = Condition(
         ),
     ),
     quiet=("a rule without findings",),
+    needs=((Quantity.CODE,),),
+    guidance=Guidance(
+        harm="Nothing is lost by the finding itself. Read it before the next start, and at once "
+        "where the run already shows the alert that the rule names.",
+        query='mp_agent_lint_findings{run="RUN"}',
+        reading="Findings per rule. mp-agent check prints the lines, and the log of the root node "
+        "agent has the first twenty.",
+        causes=(
+            "Code written for FP32 to which mixed precision was added later.",
+            "Clipping, accumulation or a second optimizer added to a loop with a GradScaler.",
+            "A model or its inputs cast to 16 bits by hand instead of by autocast.",
+        ),
+        false_positives=(
+            "The code is right for a reason that the check cannot see: silence the line, or the "
+            "rule in pyproject.toml; both count here as well.",
+            "The line is never reached in this run.",
+        ),
+        samples=("clip_after_unscale", "stable_operations"),
+        panels=(panels.CODE_FINDINGS,),
+    ),
 )
 
 
@@ -110,6 +133,31 @@ RUN_FAILED = Condition(
         "an attempt that fails, and a launcher that starts the next one a minute later",
         "an attempt that fails, and a short next attempt that completes",
     ),
+    follows_from=(
+        "MpAgentRankStalled",
+        "MpAgentRunStalled",
+    ),
+    needs=((Quantity.LIFE,),),
+    guidance=Guidance(
+        harm="The job has ended; progress since the last checkpoint is lost. Its machines are free "
+        "or idle until the job is restarted.",
+        query='last_over_time(mp_agent_run_end_info{run="RUN"}[1h])',
+        reading="The label reason: failed means an exception, killed a signal that ended the "
+        "process before it could report (out of memory, preemption), unknown neither.",
+        causes=(
+            "An exception on one rank, which ended the others through their collectives.",
+            "Out of memory on a GPU (failed) or on the host (killed).",
+            "Preemption, a time limit of the scheduler, a node that was drained.",
+            "A GPU or network fault: NCCL errors on several ranks in the same second.",
+        ),
+        false_positives=(
+            "A job that was cancelled on purpose.",
+            "A script that ends with os._exit or a signal when it has finished, as workers of Ray "
+            "Train do: end it normally, or call mp_agent.shutdown() before.",
+        ),
+        samples=("save_and_resume",),
+        panels=(panels.END, panels.STATE, panels.RANKS_GONE),
+    ),
 )
 
 
@@ -154,6 +202,26 @@ RUN_RESTARTING = Condition(
     quiet=(
         "five preemptions within an hour",
         "a run of twenty attempts, none of them recent, seen by a Prometheus that starts empty",
+    ),
+    needs=((Quantity.LIFE,),),
+    guidance=Guidance(
+        harm="The job occupies its machines without getting beyond its last checkpoint; no attempt "
+        "lasts long enough for MpAgentRunFailed. Act: it does not recover by itself.",
+        query='increase(mp_agent_run_attempts_total{run="RUN"}[1h])',
+        reading="The number of starts of the run in the last hour. mp_agent_run_info has the "
+        "attempt as a label.",
+        causes=(
+            "An error in the script or its data that recurs at the same step.",
+            "A checkpoint that cannot be loaded, or a full disk.",
+            "A faulty GPU or network interface on one node, where each attempt fails again.",
+            "Out of memory at the first large batch.",
+        ),
+        false_positives=(
+            "An elastic job on machines that join and leave every few minutes.",
+            "A script that is started repeatedly under the same name: give each run its own name.",
+        ),
+        samples=("save_and_resume",),
+        panels=(panels.STATE, panels.END),
     ),
 )
 
@@ -256,6 +324,29 @@ RUN_STALLED = Condition(
         "a healthy run",
         "a run observed for nine minutes, with steps of nearly a minute",
     ),
+    follows_from=("MpAgentRankStalled",),
+    needs=((Quantity.LIFE,),),
+    guidance=Guidance(
+        harm="The job occupies its machines without progress. Warning: investigate when possible. "
+        "Critical: half an hour is lost, and there is no sign that the run will continue; act.",
+        query='mp_agent_standing_seconds{run="RUN"} > 600',
+        reading="The time in seconds without a step in the current phase; one series per target, "
+        "since two jobs may train under one name. mp_agent_rank_phase_info shows the phase of each "
+        "rank.",
+        causes=(
+            "One rank hangs or is dead, and the others wait for it in a collective.",
+            "Storage: a checkpoint that is being written, or data that does not arrive.",
+            "An evaluation or a checkpoint that is not marked with mp_agent.phase.",
+            "A network fault: NCCL waits until its timeout, by default ten minutes or more.",
+        ),
+        false_positives=(
+            "A pause of more than 45 minutes that is no training step, and more than twice any "
+            "before: mark it with mp_agent.phase.",
+            "A step that takes far longer than ten of its predecessors, such as a recompilation.",
+        ),
+        samples=("dump_stacks", "mark_phases"),
+        panels=(panels.STATE, panels.STEPS_PER_SECOND, panels.RANKS_BY_PHASE),
+    ),
 )
 
 
@@ -304,5 +395,26 @@ RUN_VANISHED = Condition(
         "a run whose end was reported",
         "a run rescheduled to another node",
         "a run rescheduled to another node, where its end was reported",
+    ),
+    needs=((Quantity.LIFE,),),
+    guidance=Guidance(
+        harm="The state of the run is unknown: it may be dead, or train unmonitored. Find out "
+        "within the hour; if it is dead, progress since the last checkpoint is lost.",
+        query='last_over_time(mp_agent_run_active{run="RUN"}[2h])',
+        reading="1: the run was active when it was last seen. The labels instance, node and pod "
+        "name the place.",
+        causes=(
+            "The node failed, or was reclaimed with everything on it.",
+            "The pod was deleted or evicted, and the node agent with it.",
+            "Only the node agent was killed, for its memory or by a cleanup, and the run continues "
+            "without it.",
+            "Service discovery no longer lists the target: labels, namespaces, file_sd files.",
+        ),
+        false_positives=(
+            "A job that was deleted on purpose together with its pod, before its end was scraped: "
+            "give the agent time to linger (termination grace of 120 s).",
+        ),
+        samples=("save_and_resume", "check_agents"),
+        panels=(panels.STATE, panels.END),
     ),
 )

@@ -1,5 +1,7 @@
 """Alerts on watched tensors, and on a trainer that differs from its sampler."""
 
+from mp_agent.alerting import panels
+from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions import metrics
@@ -14,6 +16,7 @@ from mp_agent.alerting.expressions.terms import (
     unless,
 )
 from mp_agent.alerting.first_line import Triage
+from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
 
 _IMBALANCE = Series(metric=metrics.TENSOR_SLICE_IMBALANCE, keep=("tensor",))
@@ -49,6 +52,26 @@ DIMENSION_IMBALANCE = Condition(
         "features of similar ranges",
         "a script that watches no tensor",
     ),
+    needs=((Quantity.TENSORS,),),
+    knobs=(less_above("dimension_imbalance"),),
+    guidance=Guidance(
+        harm="The run goes on and learns little from the slices with small ranges. Investigate "
+        "during working hours.",
+        query='mp_agent_tensor_slice_imbalance{run="RUN"}',
+        reading="The largest range of a slice divided by the smallest, by tensor, on the last "
+        "sampled step. mp_agent_tensor_worst_slice is the index of the slice at fault.",
+        causes=(
+            "Features in different units, such as a price and a rate, that are not standardized.",
+            "Outlier features: a few channels whose activations grow far beyond the others.",
+            "A slice that is almost constant, such as an unused feature with a little noise.",
+        ),
+        false_positives=(
+            "Slices that are to differ and are never added or normalized together: watch them as "
+            "tensors of their own.",
+        ),
+        samples=("standardize_features",),
+        panels=(panels.RANGE_OF_TENSORS, panels.SWALLOWED_TERMS),
+    ),
 )
 
 
@@ -83,6 +106,27 @@ REDUCTION_SWALLOWS = Condition(
     quiet=(
         "a short sum that loses less than a hundredth",
         "large logits in BF16 that are watched, and that nothing sums",
+    ),
+    needs=((Quantity.TENSORS,),),
+    knobs=(less_above("reduction_swallowed"),),
+    guidance=Guidance(
+        harm="The run goes on with a loss, mean or norm that is too small, and with gradients of "
+        "some terms that are lost. Investigate during working hours.",
+        query='mp_agent_tensor_reduction_swallowed_ratio{run="RUN"}',
+        reading="The share of the sum of magnitudes that a running sum in the tensor's dtype does "
+        "not get, by tensor, on the last sampled step. Below 0.01 it is rounding.",
+        causes=(
+            "A loop that adds losses up in 16 bits, such as total += loss under autocast.",
+            "A kernel or collective that accumulates in 16 bits, such as a BF16 all-reduce.",
+            "A batch or sequence that has grown: the more terms, the larger the sum they meet.",
+            "A few terms that are far larger than the rest, such as outliers in the data.",
+        ),
+        false_positives=(
+            "A sum by torch.sum or torch.mean: those accumulate in FP32 and round once. Watch it "
+            "without reduction=True.",
+        ),
+        samples=("sum_in_float32", "stable_operations"),
+        panels=(panels.SWALLOWED_TERMS, panels.RANGE_OF_TENSORS),
     ),
 )
 
@@ -145,5 +189,30 @@ TRAIN_INFERENCE_MISMATCH = Condition(
     quiet=(
         "two steps whose rollouts began before the last update",
         "a run without reinforcement learning",
+    ),
+    needs=((Quantity.LOGPROBS,),),
+    knobs=(less_above("logprob_k3_high", "logprob_k3_extreme"),),
+    guidance=Guidance(
+        harm="Gradients are biased: the reward may rise for a while and then collapse. Critical: "
+        "stop, since trainer and sampler are different policies. Warning: investigate within "
+        "hours.",
+        query='increase(mp_agent_logprobs_mismatch_steps_total{run="RUN"}[1h])',
+        reading="On how many steps of the last hour trainer and sampler differed, by level. "
+        "mp_agent_logprobs_k3 says by how much, in nats per token: 0 in the same arithmetic, and "
+        "little where the two only round differently.",
+        causes=(
+            "The sampler computes in another precision or with other kernels, or is quantized.",
+            "The sampler has older weights: their transfer failed, or rollouts are asynchronous.",
+            "Temperature, top-k, top-p or a padding token is applied on one side only.",
+            "Log-probabilities and mask are shifted by a token against each other.",
+            "A router of experts chooses other experts on the two sides.",
+        ),
+        false_positives=(
+            "Log-probabilities of the trainer after further updates on the same rollouts, as in "
+            "later epochs of PPO: report those from before the first update.",
+            "A model of a few thousand parameters in tests, whose probabilities jump about.",
+        ),
+        samples=("compare_logprobs",),
+        panels=(panels.LOGPROB_KL, panels.LOGPROB_DELTA, panels.LOGPROB_WEIGHTS),
     ),
 )

@@ -14,7 +14,7 @@ from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import GROUPS
 from mp_agent.alerting.expressions.promql import promql
 from mp_agent.alerting.expressions.terms import Recorded, walk
-from mp_agent.alerting.guidance.pages import REFERENCE, render_reference, runbook_pages
+from mp_agent.alerting.pages import REFERENCE, render_reference, runbook_pages
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import Values, values_in_force
 from mp_agent.alerting.yaml_text import yaml_text

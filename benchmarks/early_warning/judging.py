@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import GROUPS
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import values_in_force
 from mp_agent.backtest.judge import play
-from mp_agent.backtest.log.training_log import Quantity, TrainingLog
+from mp_agent.backtest.log.training_log import TrainingLog
 from mp_agent.backtest.readers.flight import log_of_ranks
 from mp_agent.records.flight import RankLog
 from mp_agent.records.merged import MergedStep

@@ -13,7 +13,7 @@ from mp_agent.alerting.descriptions import Labels
 from mp_agent.alerting.durations import prometheus_duration
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.promql import label_text, number_text, quoted
-from mp_agent.alerting.first_line import FOLLOWS_FROM, headline
+from mp_agent.alerting.first_line import headline
 from mp_agent.alerting.links import OF_CLUSTER
 from mp_agent.alerting.remedies import Lookup, fitting
 from mp_agent.alerting.values import Values
@@ -199,7 +199,7 @@ def _moments(
 
 def _of_agent(condition: Condition, level: Level) -> dict[str, str]:
     """Return the annotations from the agent's own series, which an example does not have."""
-    has_cause = level.triage is not None and FOLLOWS_FROM.get(condition.name)
+    has_cause = level.triage is not None and condition.follows_from
     return {"step": "", "tracker_url": "", **({"cause": ""} if has_cause else {})}
 
 

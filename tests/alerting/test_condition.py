@@ -3,7 +3,9 @@ from typing import Any
 
 import pytest
 
+from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.loss import LOSS_SPIKE
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import Compare, Number, Series
 from mp_agent.alerting.severity import Severity
@@ -27,6 +29,8 @@ def _condition(**changes: Any) -> Condition:
         "why": "It helps.",
         "levels": (_LEVEL,),
         "quiet": ("good",),
+        "needs": ((Quantity.LOSS,),),
+        "guidance": LOSS_SPIKE.guidance,
     }
     return Condition(**{**fields, **changes})
 
@@ -67,6 +71,8 @@ def test_annotations_hold_the_numbers_in_force_and_the_runbook_of_the_name() -> 
             {"levels": (dataclasses.replace(_LEVEL, when=Compare(Number(1), ">", Number(0))),)},
             "warning looks at no metric",
         ),
+        ({"quiet": ()}, "quiet names at least one case"),
+        ({"needs": ()}, "what a log must hold"),
         ({"levels": (dataclasses.replace(_LEVEL, description="<nap>"),)}, "<nap> names no"),
         ({"levels": (dataclasses.replace(_LEVEL, description="{rank}"),)}, "{rank} is no label"),
         ({"levels": (dataclasses.replace(_LEVEL, description="{run"),)}, "belongs to no mark"),

@@ -68,15 +68,14 @@ def _variants(condition: Condition) -> Iterator[tuple[str, Condition]]:
             yield f"{level.severity.value}: {text}", weak
 
 
-def _tests(conditions: Sequence[Condition]) -> str:
+def _tests(condition: Condition, variants: Sequence[Condition]) -> str:
     """Return one test per example that asks for the alerts of all variants."""
+    examples = examples_of(condition).all
+    alone = tuple(dataclasses.replace(example, also={}) for example in examples)
     whole: dict[str, Any] = {}
-    for condition in conditions:
-        alone = tuple(
-            dataclasses.replace(example, also={}) for example in examples_of(condition).all
-        )
-        text = render_tests(_VALUES, RULES_FILE, examples=[(condition, alone)], heading="a test")
-        document = yaml.safe_load(text.replace("ALERTS{", f'ALERTS{{alertname="{condition.name}",'))
+    for variant in variants:
+        text = render_tests(_VALUES, RULES_FILE, examples=[(variant, alone)], heading="a test")
+        document = yaml.safe_load(text.replace("ALERTS{", f'ALERTS{{alertname="{variant.name}",'))
         if not whole:
             whole = document
             for test in whole["tests"]:
@@ -108,10 +107,12 @@ def _wrong(condition: Condition, variants: Sequence[Condition]) -> set[str]:
     return found
 
 
-def _wrong_by_promtool(promtool: Path, directory: Path, variants: Sequence[Condition]) -> set[str]:
+def _wrong_by_promtool(
+    promtool: Path, directory: Path, condition: Condition, variants: Sequence[Condition]
+) -> set[str]:
     """Return the variants for which an example comes out wrong, as Prometheus judges it."""
     (directory / RULES_FILE).write_text(render_rules(_VALUES, groups={"one": tuple(variants)}))
-    (directory / "tests.yaml").write_text(_tests(variants))
+    (directory / "tests.yaml").write_text(_tests(condition, variants))
     done = unit_test(promtool, directory / "tests.yaml")
     names = "|".join(variant.name for variant in variants)
     return set(re.findall(rf"\b(?:{names})\b", done.stdout + done.stderr))
@@ -127,7 +128,7 @@ def test_no_part_of_a_condition_can_be_left_out(
     wrong = _wrong(condition, (whole, *weaker))
     unproven = [variant for variant in weaker if variant.name not in wrong]
     if unproven:
-        wrong |= _wrong_by_promtool(server("promtool"), tmp_path, (whole, *unproven))
+        wrong |= _wrong_by_promtool(server("promtool"), tmp_path, condition, (whole, *unproven))
     assert whole.name not in wrong
     missed = [
         text

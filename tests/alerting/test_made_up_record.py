@@ -7,12 +7,14 @@ import pytest
 import yaml
 
 from mp_agent.alerting import descriptions
+from mp_agent.alerting import pages as alerts_page
+from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.conditions.loss import LOSS_SPIKE
 from mp_agent.alerting.detector.detector import Detector
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions.terms import Compare, Series, limit
-from mp_agent.alerting.guidance import pages as alerts_page
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import values_in_force
@@ -84,6 +86,8 @@ def condition(monkeypatch: pytest.MonkeyPatch) -> Condition:
             ),
         ),
         quiet=("small outputs",),
+        needs=((Quantity.ACTIVATIONS,),),
+        guidance=LOSS_SPIKE.guidance,
     )
 
 
@@ -123,3 +127,8 @@ def test_its_metric_becomes_a_series() -> None:
     snapshot = SnapshotBuilder(resolve({}), 20_000, metrics=metrics).build([export()], 0.0)
     assert series(snapshot, "mp_agent_made_up_abs_max") == {("llama",): 61_000.0}
     assert series(snapshot, "mp_agent_largest_activation_info") == {("llama", "blocks.3.mlp"): 1.0}
+
+
+def test_without_its_quiet_example_the_record_is_refused(condition: Condition) -> None:
+    with pytest.raises(ValueError, match="quiet names at least one case"):
+        replace(condition, quiet=())

@@ -4,9 +4,11 @@ from concurrent.futures import Future
 
 import pytest
 
-from mp_agent.alerting.first_line import FOLLOWS_FROM
+from mp_agent.alerting.conditions import CONDITIONS
 from tests.e2e.observatory import Observation, Observatory
 from tests.e2e.scenarios import SCENARIOS, Scenario
+
+_FOLLOWS_FROM = {condition.name: condition.follows_from for condition in CONDITIONS}
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone, pytest.mark.long]
 
@@ -38,6 +40,5 @@ def _effects(scenario: Scenario) -> set[str]:
     return {
         name
         for name, severity in scenario.alerts.items()
-        if severity != "critical"
-        and not scenario.alerts.keys().isdisjoint(FOLLOWS_FROM.get(name, ()))
+        if severity != "critical" and not scenario.alerts.keys().isdisjoint(_FOLLOWS_FROM[name])
     }

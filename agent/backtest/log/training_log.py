@@ -2,37 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
+from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.detector.readings import Reading
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.records.merged import MergedStep
-
-
-class Quantity(Enum):
-    """What a condition may need of a log; the value says what is missing without it."""
-
-    LOSS = "the loss"
-    GRAD_NORM = "the gradient norm"
-    LEARNING_RATE = "the learning rate"
-    LOSS_SCALE = "the loss scale"
-    SKIPS = "which steps were skipped"
-    CLIPPING = "the norm that clipping saw"
-    SMALLEST = "the smallest gradient magnitude"
-    LAYERS = "the gradients of layers"
-    RANKS = "the numbers of each rank"
-    REPLICAS = "a comparison of replicas"
-    LIFE = "when the run paused, restarted and ended, and why"
-    AGENT = "the node agents' own account"
-    CODE = "what a check of the code found"
-    DISTRIBUTION = "how gradients are distributed"
-    OPTIMIZER = "the weights' updates and the optimizer's state"
-    ACTIVATIONS = "outputs of modules"
-    LOGITS = "logits of attention and of the output"
-    ROUTERS = "routers of mixtures of experts"
-    FP8 = "amax and scales of delayed scaling"
-    LOGPROBS = "log-probabilities of trainer and sampler"
-    TENSORS = "watched tensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

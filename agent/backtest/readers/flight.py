@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mp_agent.backtest.log.training_log import Point, Quantity, ReadOptions, TrainingLog
+from mp_agent.alerting.backtesting import Quantity
+from mp_agent.backtest.log.training_log import Point, ReadOptions, TrainingLog
 from mp_agent.backtest.readers.format import LogFormat
 from mp_agent.errors import FlightError, LogError
 from mp_agent.flight.record.evidence import load

@@ -4,12 +4,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 
+from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.detector.detector import Detector
 from mp_agent.alerting.detector.readings import Reading
 from mp_agent.alerting.expressions.promql import quoted
 from mp_agent.alerting.values import values_in_force
-from mp_agent.backtest.log.training_log import Point, Quantity, ReadOptions, Scrape, TrainingLog
+from mp_agent.backtest.log.training_log import Point, ReadOptions, Scrape, TrainingLog
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.errors import AnswerTooLarge, LogError, SourceError
 from mp_agent.inputs.addresses import shown_address

@@ -7,12 +7,13 @@ from typing import Any
 
 import yaml
 
+from mp_agent.alerting.backtesting import Knob
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.site import OFF
 from mp_agent.alerting.values import Values
 from mp_agent.backtest.results import SEVERITIES, Alert, RunResult
-from mp_agent.backtest.tuning.knobs import KNOBS, Knob, Proposal, can_be_had, stricter, values_with
+from mp_agent.backtest.tuning.knobs import KNOBS, Proposal, can_be_had, stricter, values_with
 
 _LADDER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
 """Factors by which a threshold is moved, until it is far enough."""

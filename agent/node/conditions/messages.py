@@ -12,7 +12,7 @@ from mp_agent.alerting.condition import Level
 from mp_agent.alerting.descriptions import InfoMark, Lookup, plain_text
 from mp_agent.alerting.detector.detector import Finding
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.first_line import FOLLOWS_FROM, NAN_UPDATES, headline
+from mp_agent.alerting.first_line import NAN_UPDATES, headline
 from mp_agent.alerting.remedies import fitting
 from mp_agent.alerting.values import Values
 from mp_agent.errors import ReportError
@@ -86,7 +86,7 @@ def _first_line(
         triage,
         since_step=since_step,
         labels=labels,
-        causes=FOLLOWS_FROM.get(condition.name, ()),
+        causes=condition.follows_from,
         active=active,
     )
 

@@ -6,10 +6,9 @@ from unittest.mock import patch
 
 import pytest
 
-from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.site import site_values
 from mp_agent.alerting.values import values_in_force
-from mp_agent.backtest.judge import NEEDS, play
+from mp_agent.backtest.judge import play
 from mp_agent.backtest.log.training_log import Point
 from mp_agent.backtest.results import RunResult
 from mp_agent.node.conditions import tracker
@@ -140,10 +139,6 @@ def test_values_beyond_reason_are_judged_without_an_error(caplog) -> None:
 
 def test_one_point_is_a_log_too() -> None:
     assert judged([Point(step=7, loss=1.0)]).points == 1
-
-
-def test_every_condition_says_what_it_needs_of_a_log() -> None:
-    assert NEEDS.keys() == {condition.name for condition in CONDITIONS}
 
 
 def test_what_a_log_lacks_is_told_and_not_judged() -> None:

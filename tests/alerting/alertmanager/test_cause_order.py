@@ -2,7 +2,6 @@
 
 from mp_agent.alerting.alertmanager.configuration import CAUSES_FIRST
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.first_line import FOLLOWS_FROM
 
 
 def test_every_condition_is_named_once() -> None:
@@ -11,6 +10,6 @@ def test_every_condition_is_named_once() -> None:
 
 def test_causes_stand_before_their_effects() -> None:
     place = {name: index for index, name in enumerate(CAUSES_FIRST)}
-    pairs = [(cause, name) for name, causes in FOLLOWS_FROM.items() for cause in causes]
+    pairs = [(cause, c.name) for c in CONDITIONS for cause in c.follows_from]
     assert pairs
     assert [pair for pair in pairs if place[pair[0]] >= place[pair[1]]] == []

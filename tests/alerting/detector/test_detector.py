@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.conditions.loss import LOSS_SPIKE
 from mp_agent.alerting.detector import detector as module
 from mp_agent.alerting.detector.detector import Detector
 from mp_agent.alerting.durations import Duration, duration
@@ -48,6 +50,8 @@ def condition_of(
         why="It helps.",
         levels=(level,),
         quiet=("good",),
+        needs=((Quantity.LOSS,),),
+        guidance=LOSS_SPIKE.guidance,
     )
 
 

@@ -11,7 +11,7 @@ import yaml
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.conditions.nonfinite import LOSS_NONFINITE
 from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.first_line import FOLLOWS_FROM, ROLL_BACK, Triage, headline
+from mp_agent.alerting.first_line import ROLL_BACK, Triage, headline
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import values_in_force
@@ -132,7 +132,7 @@ def test_prometheus_expands_the_same_line_with_damage_and_cause(
         level.triage,
         since_step=812,
         labels={},
-        causes=FOLLOWS_FROM[LOSS_NONFINITE.name],
+        causes=LOSS_NONFINITE.follows_from,
         active=began,
     )
     assert "before step 800" in found["summary"] and "Weights: damaged, since" in found["summary"]

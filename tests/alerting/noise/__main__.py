@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.alerting.noise.table import summary, table, verdicts
 from tools.servers import binaries
 
-MEASURED = Path(__file__).parents[3] / "alerting" / "guidance" / "noise.md"
+MEASURED = Path(__file__).parents[3] / "alerting" / "pages" / "noise.md"
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from mp_agent.alerting.alertmanager.configuration import CAUSES_FIRST
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.first_line import FOLLOWS_FROM, headline
+from mp_agent.alerting.first_line import headline
 from mp_agent.alerting.severity import Severity
 from tests.alerting.pages.delivery import deliver
 from tests.alerting.pages.faults import NAMES, Fired
@@ -68,7 +68,7 @@ def test_the_words_are_those_of_the_catalog(name: str) -> None:
                 level.triage,
                 since_step=int(alert["annotations"]["step"] or 0),
                 labels=alert["labels"],
-                causes=FOLLOWS_FROM.get(condition.name, ()),
+                causes=condition.follows_from,
                 active={**_steps(alert["annotations"].get("cause", "")), **nan_update},
             )
             for nan_update in ({}, _nan_update(name))

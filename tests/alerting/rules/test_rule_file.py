@@ -6,13 +6,13 @@ import pytest
 import yaml
 
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.first_line import FOLLOWS_FROM
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules, rendered_files
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import MarkedValues, values_in_force
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from tests.every import for_every
 
+_FOLLOWS_FROM = {condition.name: condition.follows_from for condition in CONDITIONS}
 _ROOT = Path(__file__).parents[3]
 
 
@@ -49,7 +49,7 @@ def test_a_rule_has_labels_and_annotations_that_routing_and_people_need(
 ) -> None:
     assert rule["labels"]["component"] == "mp-agent"
     links = {"runbook_url", "dashboard_url"}
-    optional = {"cause"} if FOLLOWS_FROM.get(rule["alert"]) else set()
+    optional = {"cause"} if _FOLLOWS_FROM[rule["alert"]] else set()
     optional &= {"cause"} if rule["labels"]["severity"] == "critical" else set()
     expected = {"summary", "description", "remedy", "step", "tracker_url", *links, *optional}
     assert set(rule["annotations"]) == expected

@@ -2,16 +2,10 @@
 
 import pytest
 
-from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.backtesting import Knob
 from mp_agent.alerting.values import values_in_force
-from mp_agent.backtest.tuning.knobs import KNOBS, UNTUNABLE, Knob, can_be_had, stricter
+from mp_agent.backtest.tuning.knobs import KNOBS, can_be_had, stricter
 from mp_agent.catalog.thresholds import BY_NAME, DEFAULTS
-
-
-def test_every_condition_can_be_tuned_or_is_said_not_to_be() -> None:
-    names = {condition.name for condition in CONDITIONS}
-    assert KNOBS.keys() | UNTUNABLE == names
-    assert not KNOBS.keys() & UNTUNABLE
 
 
 @pytest.mark.parametrize("factor", [1.001, 1.1, 3.0, 100.0])

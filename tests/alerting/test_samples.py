@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.alerting.guidance import GUIDANCE
+from mp_agent.alerting.conditions import CONDITIONS
 
-_SAMPLES = sorted((Path(__file__).parents[3] / "alerting" / "samples").glob("*.py"))
+_SAMPLES = sorted((Path(__file__).parents[2] / "alerting" / "samples").glob("*.py"))
 
 _by_name = pytest.mark.parametrize("sample", _SAMPLES, ids=lambda path: path.stem)
 
@@ -32,5 +32,5 @@ def test_a_sample_is_short_and_says_what_it_is_for(sample: Path) -> None:
 
 
 def test_every_sample_is_in_a_runbook_and_every_runbook_s_samples_exist() -> None:
-    used = {name for guidance in GUIDANCE.values() for name in guidance.samples}
+    used = {name for condition in CONDITIONS for name in condition.guidance.samples}
     assert used == {path.stem for path in _SAMPLES}

@@ -7,8 +7,7 @@ import pytest
 
 from mp_agent.alerting.conditions import CONDITIONS, Condition
 from mp_agent.alerting.durations import DURATIONS
-from mp_agent.alerting.guidance import GUIDANCE
-from mp_agent.alerting.guidance.pages import (
+from mp_agent.alerting.pages import (
     RUNBOOKS,
     render_reference,
     render_runbook,
@@ -19,7 +18,7 @@ from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import THRESHOLDS
 from tests.every import for_every
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[2]
 _VALUES = values_in_force()
 _PAGES = runbook_pages(_VALUES)
 
@@ -41,7 +40,7 @@ def test_a_page_lies_where_the_alert_s_link_leads(condition: Condition) -> None:
 
 @_by_name
 def test_a_page_says_all_that_somebody_woken_needs(condition: Condition) -> None:
-    page, guidance = _PAGES[f"{RUNBOOKS}/{condition.name.lower()}.md"], GUIDANCE[condition.name]
+    page, guidance = _PAGES[f"{RUNBOOKS}/{condition.name.lower()}.md"], condition.guidance
     texts = (
         condition.summary,
         condition.meaning,
@@ -64,7 +63,7 @@ def test_a_page_says_all_that_somebody_woken_needs(condition: Condition) -> None
 
 @_by_name
 def test_headings_stand_in_the_order_in_which_they_are_needed(condition: Condition) -> None:
-    page = render_runbook(condition, GUIDANCE[condition.name], _VALUES)
+    page = render_runbook(condition, _VALUES)
     prose = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
     assert re.findall(r"^## (.*)$", prose, flags=re.MULTILINE) == [
         "Severity",
@@ -107,7 +106,7 @@ def test_the_numbers_of_a_site_reach_page_and_reference() -> None:
 
 
 def test_the_noise_table_is_of_the_conditions_that_there_are() -> None:
-    table = (_ROOT / "alerting" / "guidance" / "noise.md").read_text()
+    table = (_ROOT / "alerting" / "pages" / "noise.md").read_text()
     measured = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
     again = "measure it anew: python -m tests.alerting.noise --write"
     assert measured == [condition.name for condition in CONDITIONS], again
