@@ -153,3 +153,9 @@ TELEMETRY_DEGRADED = Condition(
         panels=(panels.AGENT_ERRORS, panels.DROPPED_RECORDS, panels.DROPPED_SERIES),
     ),
 )
+
+
+CONDITIONS = (
+    COVERAGE_LOW,
+    TELEMETRY_DEGRADED,
+)

@@ -222,3 +222,10 @@ LOSS_SPIKE = Condition(
         panels=(panels.ODD_LOSSES, panels.LOSS, panels.GRADIENT_NORM, panels.LEARNING_RATE),
     ),
 )
+
+
+CONDITIONS = (
+    LOSS_SPIKE,
+    LOSS_DIVERGING,
+    LEARNING_RATE_JUMP,
+)

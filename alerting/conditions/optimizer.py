@@ -191,3 +191,10 @@ UPDATES_LOST = Condition(
         panels=(panels.ROUNDED_UPDATES, panels.UPDATE_SIZE, panels.LEARNING_RATE),
     ),
 )
+
+
+CONDITIONS = (
+    SECOND_MOMENT_STALE,
+    UPDATES_LOST,
+    ADAM_EPSILON_UNSAFE,
+)

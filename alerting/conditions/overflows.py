@@ -168,3 +168,6 @@ OVERFLOW_RATIO_HIGH = Condition(
         panels=(panels.SKIPPED, panels.LOSS_SCALE, panels.GRADIENT_NORM),
     ),
 )
+
+
+CONDITIONS = (OVERFLOW_RATIO_HIGH,)

@@ -320,3 +320,11 @@ REPLICA_DIVERGENCE = Condition(
         panels=(panels.WHICH_DIFFER, panels.REPLICAS, panels.XID_ERRORS),
     ),
 )
+
+
+CONDITIONS = (
+    RANK_STALLED,
+    RANK_STRAGGLER,
+    GRADIENTS_NOT_REDUCED,
+    REPLICA_DIVERGENCE,
+)

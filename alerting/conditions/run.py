@@ -418,3 +418,12 @@ RUN_VANISHED = Condition(
         panels=(panels.STATE, panels.END),
     ),
 )
+
+
+CONDITIONS = (
+    RUN_STALLED,
+    RUN_FAILED,
+    RUN_RESTARTING,
+    RUN_VANISHED,
+    PRECISION_LINT,
+)
