@@ -1,9 +1,61 @@
-"""Examples of MpAgentLossDiverging."""
+"""Examples of alerts on the loss and the learning rate."""
 
 from mp_agent.alerting.conditions.loss import _LOST_TEXT
 from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.severity import Severity
 from tests.alerting.examples.example import Example, Examples, Track, flat, ramp
+
+
+def _fires(steps: int) -> str:
+    return (
+        f"The loss of run demo was far above its usual level on {steps} step(s) within the last "
+        f"<loss_spike_window>."
+    )
+
+
+_SPIKE = Example(
+    title="a loss that is far above its median for some steps",
+    minutes=19,
+    tracks=(
+        Track(metrics.LOSS_SPIKE_STEPS, (*flat(0, 10), 12)),
+        Track(metrics.LOSS, (*flat(2.0, 10), 7.0, 2.1)),
+    ),
+    fires={Severity.WARNING: _fires(12)},
+    at=12,
+    not_yet=(9, 18),
+)
+
+_BORN = Example(
+    title="a spike before the first scrape",
+    age_minutes=0,
+    minutes=12,
+    tracks=(Track(metrics.LOSS_SPIKE_STEPS, (None, None, 3)),),
+    fires={Severity.WARNING: _fires(3)},
+    at=2,
+    not_yet=(1, 10),
+)
+
+_NONFINITE = Example(
+    title="a NaN loss, which never enters the window and is no spike",
+    minutes=20,
+    tracks=(
+        Track(metrics.LOSS_NONFINITE_STEPS, (*flat(0, 10), 1)),
+        Track(metrics.SKIPPED_STEPS, (*flat(0, 10), 1)),
+    ),
+)
+
+_ODD_BATCH = Example(
+    title="a single batch with twice the loss, which is not counted",
+    minutes=20,
+    tracks=(Track(metrics.LOSS, (*flat(2.0, 10), 4.0, 2.0)),),
+)
+
+_OTHER_LEVEL = Example(
+    title="a loss that fluctuates within its own deviations",
+    minutes=20,
+    tracks=(Track(metrics.LOSS, (1.0, 3.0) * 10),),
+)
+
 
 _RISEN = Example(
     title="a loss that rises from one long window to the next; the alert lasts longer",
@@ -67,9 +119,37 @@ _YOUNG = Example(
     title="a run that does not have two long windows yet", minutes=20, without=(metrics.LOSS_TREND,)
 )
 
+
+_JUMP = Example(
+    title="a learning rate that suddenly grows three thousandfold",
+    minutes=26,
+    tracks=(Track(metrics.LEARNING_RATE_JUMPS, (*flat(0, 10), 1)),),
+    fires={
+        Severity.WARNING: "The learning rate of run demo rose to <learning_rate_jump> times its "
+        "highest value so far, or more, within the last <incident_window>."
+    },
+    at=12,
+    not_yet=(9, 25),
+)
+
+_WARM_UP = Example(
+    title="a warm-up, whose rises are not counted",
+    minutes=12,
+    tracks=(Track(metrics.LEARNING_RATE_JUMPS, (0,)),),
+)
+
+
 EXAMPLES = {
+    "MpAgentLossSpike": Examples(
+        firing=(_SPIKE, _BORN),
+        quiet=(_NONFINITE, _ODD_BATCH, _OTHER_LEVEL),
+    ),
     "MpAgentLossDiverging": Examples(
         firing=(_RISEN, _THROWN_BACK, _RECOVERED),
         quiet=(_FALLING, _WAVES, _TOUCHES, _YOUNG),
+    ),
+    "MpAgentLearningRateJump": Examples(
+        firing=(_JUMP,),
+        quiet=(_WARM_UP,),
     ),
 }

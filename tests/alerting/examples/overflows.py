@@ -1,4 +1,4 @@
-"""Examples of MpAgentOverflowRatioHigh."""
+"""Examples of alerts on steps that a loss scaler skips."""
 
 from mp_agent.alerting.conditions.overflows import _DESCRIPTION
 from mp_agent.alerting.expressions import metrics
@@ -167,6 +167,7 @@ _SEEN_LATE = Example(
     minutes=45,
     tracks=(_shares(4, 4.2, 4.5),),
 )
+
 
 EXAMPLES = {
     "MpAgentOverflowRatioHigh": Examples(
