@@ -97,10 +97,7 @@ ATTENTION_LOGIT_GROWTH = Condition(
         "attention logits that grow from almost nothing, as in every young run",
         "a run that does not measure attention",
     ),
-    follows_from=(
-        "MpAgentLearningRateJump",
-        "MpAgentSecondMomentStale",
-    ),
+    follows_from=("MpAgentLearningRateJump", "MpAgentSecondMomentStale"),
     needs=((Quantity.LOGITS,),),
     knobs=(less_above("attention_logit_high"), less_above("logit_growth")),
     guidance=Guidance(
@@ -300,10 +297,7 @@ ROUTER_COLLAPSE = Condition(
         "routers that use all their experts",
         "a run that does not measure routers",
     ),
-    follows_from=(
-        "MpAgentLearningRateJump",
-        "MpAgentGradientExplosion",
-    ),
+    follows_from=("MpAgentLearningRateJump", "MpAgentGradientExplosion"),
     needs=((Quantity.ROUTERS,),),
     knobs=(
         less_above("router_load_high"),

@@ -191,10 +191,7 @@ LAYER_GRADIENT_EXPLOSION = Condition(
         ),
     ),
     quiet=("layers that all grow, which are not counted",),
-    follows_from=(
-        "MpAgentLearningRateJump",
-        "MpAgentGradientExplosion",
-    ),
+    follows_from=("MpAgentLearningRateJump", "MpAgentGradientExplosion"),
     needs=((Quantity.LAYERS,),),
     knobs=(less_above("layer_growth"),),
     guidance=Guidance(

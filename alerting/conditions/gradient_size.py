@@ -356,12 +356,7 @@ GRADIENT_AT_FLOOR = Condition(
         "smallest gradients below FP16's smallest number: those of layers that run in FP32",
         "a run that hung after a single look at an odd batch",
     ),
-    needs=(
-        (
-            Quantity.LOSS_SCALE,
-            Quantity.SMALLEST,
-        ),
-    ),
+    needs=((Quantity.LOSS_SCALE, Quantity.SMALLEST),),
     guidance=Guidance(
         harm="A small part of the gradient is rounded to zero in some layers; the run goes on. "
         "Look when you next tune the loss scale, sooner if MpAgentGradientUnderflow follows.",
@@ -422,10 +417,7 @@ HEADROOM_VANISHING = Condition(
         "a scale at its upper limit that loses next to nothing",
         "a few unusual samples",
     ),
-    follows_from=(
-        "MpAgentGradientExplosion",
-        "MpAgentGradientUnderflow",
-    ),
+    follows_from=("MpAgentGradientExplosion", "MpAgentGradientUnderflow"),
     needs=((Quantity.DISTRIBUTION,),),
     knobs=(less_above("fp16_flushed"), less_below("fp16_headroom_bits")),
     guidance=Guidance(

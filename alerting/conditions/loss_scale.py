@@ -88,10 +88,7 @@ LOSS_SCALE_CONSECUTIVE_DECREASES = Condition(
         "calibration of the next attempt, which counts its steps from 1 and makes few of them",
         "a run that hung while the scale was falling",
     ),
-    follows_from=(
-        "MpAgentLossScaleAtFloor",
-        "MpAgentLossScaleFarBelowInitial",
-    ),
+    follows_from=("MpAgentLossScaleAtFloor", "MpAgentLossScaleFarBelowInitial"),
     needs=((Quantity.LOSS_SCALE,),),
     knobs=(less_above("loss_scale_decreases_in_row"),),
     guidance=Guidance(
@@ -147,16 +144,8 @@ LOSS_SCALE_AT_FLOOR = Condition(
         "a burst of overflows that has ended, with the scale recovering",
         "a run without a scaler",
     ),
-    follows_from=(
-        "MpAgentGradientExplosion",
-        "MpAgentLearningRateJump",
-    ),
-    needs=(
-        (
-            Quantity.LOSS_SCALE,
-            Quantity.SKIPS,
-        ),
-    ),
+    follows_from=("MpAgentGradientExplosion", "MpAgentLearningRateJump"),
+    needs=((Quantity.LOSS_SCALE, Quantity.SKIPS),),
     knobs=(less_below("loss_scale_floor"),),
     guidance=Guidance(
         harm="Training has stalled: steps are skipped at a scale of 1 or below, so the run learns "
@@ -225,11 +214,7 @@ LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
         "a dip of a minute",
         "a run that hung right after its scale fell",
     ),
-    follows_from=(
-        "MpAgentLossScaleAtFloor",
-        "MpAgentGradientExplosion",
-        "MpAgentLearningRateJump",
-    ),
+    follows_from=("MpAgentLossScaleAtFloor", "MpAgentGradientExplosion", "MpAgentLearningRateJump"),
     needs=((Quantity.LOSS_SCALE,),),
     knobs=(less_below("loss_scale_share_of_calibrated"), less_below("loss_scale_share_of_initial")),
     guidance=Guidance(
@@ -302,10 +287,7 @@ LOSS_SCALE_LOW = Condition(
         "calibration of the next attempt, which counts its steps from 1 and makes few of them",
         "a run that hung with a low scale",
     ),
-    follows_from=(
-        "MpAgentLossScaleAtFloor",
-        "MpAgentLossScaleFarBelowInitial",
-    ),
+    follows_from=("MpAgentLossScaleAtFloor", "MpAgentLossScaleFarBelowInitial"),
     needs=((Quantity.LOSS_SCALE,),),
     knobs=(less_below("loss_scale_very_low", "loss_scale_reduced"),),
     guidance=Guidance(
@@ -381,10 +363,7 @@ LOSS_SCALE_LOW_AND_FALLING = Condition(
         "a scale of 64 after calibration from 512",
         "a run that starts below the limit on purpose",
     ),
-    follows_from=(
-        "MpAgentLossScaleAtFloor",
-        "MpAgentLossScaleFarBelowInitial",
-    ),
+    follows_from=("MpAgentLossScaleAtFloor", "MpAgentLossScaleFarBelowInitial"),
     needs=((Quantity.LOSS_SCALE,),),
     knobs=(
         less_below("loss_scale_share_of_calibrated"),

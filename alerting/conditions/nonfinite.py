@@ -198,13 +198,7 @@ CLIPPING_BEFORE_UNSCALE = Condition(
         ),
     ),
     quiet=("a few steps whose norm has that value by chance",),
-    needs=(
-        (
-            Quantity.GRAD_NORM,
-            Quantity.LOSS_SCALE,
-            Quantity.CLIPPING,
-        ),
-    ),
+    needs=((Quantity.GRAD_NORM, Quantity.LOSS_SCALE, Quantity.CLIPPING),),
     knobs=(less_above("scaled_clip_steps"),),
     guidance=Guidance(
         harm="No state is damaged; the run learns far more slowly than it could, or without the "
@@ -280,10 +274,7 @@ RANK_NONFINITE = Condition(
         "a value from the backward pass, or on all ranks, which names no rank",
         "a run with a single rank, where naming it has no value",
     ),
-    follows_from=(
-        "MpAgentGradientExplosion",
-        "MpAgentLearningRateJump",
-    ),
+    follows_from=("MpAgentGradientExplosion", "MpAgentLearningRateJump"),
     needs=((Quantity.RANKS,),),
     guidance=Guidance(
         harm="The next reduction spreads the values of this rank to the gradients of all ranks. "

@@ -47,10 +47,7 @@ ADAM_EPSILON_UNSAFE = Condition(
         "a minority of elements with tiny second moments, such as of rare tokens",
         "tiny gradients in the first samples",
     ),
-    follows_from=(
-        "MpAgentGradientVanishing",
-        "MpAgentNothingTrained",
-    ),
+    follows_from=("MpAgentGradientVanishing", "MpAgentNothingTrained"),
     needs=((Quantity.OPTIMIZER,),),
     knobs=(less_above("adam_below_epsilon"),),
     guidance=Guidance(
@@ -108,10 +105,7 @@ SECOND_MOMENT_STALE = Condition(
         ),
     ),
     quiet=("second moments that follow the gradients",),
-    follows_from=(
-        "MpAgentLearningRateJump",
-        "MpAgentGradientExplosion",
-    ),
+    follows_from=("MpAgentLearningRateJump", "MpAgentGradientExplosion"),
     needs=((Quantity.OPTIMIZER,),),
     knobs=(less_above("moment_rms_high"), less_above("moment_rms_samples")),
     guidance=Guidance(

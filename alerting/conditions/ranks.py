@@ -131,12 +131,7 @@ RANK_STALLED = Condition(
         "a run that ended, some ranks earlier than others",
         "ranks that start one by one",
     ),
-    needs=(
-        (
-            Quantity.RANKS,
-            Quantity.LIFE,
-        ),
-    ),
+    needs=((Quantity.RANKS, Quantity.LIFE),),
     guidance=Guidance(
         harm="The job makes no progress: the other ranks wait in a collective for the named ones. "
         "It does not continue until the process group's timeout ends it; act now.",

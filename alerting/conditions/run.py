@@ -133,10 +133,7 @@ RUN_FAILED = Condition(
         "an attempt that fails, and a launcher that starts the next one a minute later",
         "an attempt that fails, and a short next attempt that completes",
     ),
-    follows_from=(
-        "MpAgentRankStalled",
-        "MpAgentRunStalled",
-    ),
+    follows_from=("MpAgentRankStalled", "MpAgentRunStalled"),
     needs=((Quantity.LIFE,),),
     guidance=Guidance(
         harm="The job has ended; progress since the last checkpoint is lost. Its machines are free "

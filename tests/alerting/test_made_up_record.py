@@ -1,4 +1,4 @@
-"""One metric record and one condition record are all that a new alert takes."""
+"""The record of a condition and its examples are all that an alert on known metrics takes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,8 @@ import yaml
 
 from mp_agent.alerting import descriptions
 from mp_agent.alerting import pages as alerts_page
-from mp_agent.alerting.backtesting import Quantity
+from mp_agent.alerting.alertmanager import configuration
+from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.conditions.loss import LOSS_SPIKE
@@ -18,6 +19,8 @@ from mp_agent.alerting.expressions.terms import Compare, Series, limit
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import values_in_force
+from mp_agent.backtest import judge
+from mp_agent.backtest.log.training_log import Point, TrainingLog
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.catalog.thresholds import resolve
@@ -86,7 +89,9 @@ def condition(monkeypatch: pytest.MonkeyPatch) -> Condition:
             ),
         ),
         quiet=("small outputs",),
+        follows_from=("MpAgentLearningRateJump",),
         needs=((Quantity.ACTIVATIONS,),),
+        knobs=(less_above("loss_scale_reduced"),),
         guidance=LOSS_SPIKE.guidance,
     )
 
@@ -108,6 +113,47 @@ def test_it_becomes_a_rule_whose_examples_promtool_confirms(
 def test_it_becomes_a_detector(condition: Condition) -> None:
     detector = Detector((*CONDITIONS, condition), values_in_force())
     assert (condition.name, "warning") in detector.levels
+
+
+def test_it_becomes_a_runbook(condition: Condition) -> None:
+    page = alerts_page.render_runbook(condition, values_in_force())
+    assert page.startswith(f"{alerts_page.GENERATED}\n\n# MpAgentActivationNearOverflow\n")
+    assert "Tested not to fire on: small outputs." in page
+
+
+def test_it_is_muted_while_its_cause_fires(
+    condition: Condition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(configuration, "CONDITIONS", (condition,))
+    assert configuration.inhibit_rules()[-1] == {
+        "source_matchers": [
+            'component="mp-agent"',
+            'severity=~"critical|warning"',
+            'alertname=~"MpAgentLearningRateJump"',
+        ],
+        "target_matchers": [
+            'component="mp-agent"',
+            'severity=~"warning|info"',
+            'alertname="MpAgentActivationNearOverflow"',
+        ],
+        "equal": ["cluster", "namespace", "job", "run"],
+    }
+
+
+def test_a_log_without_what_it_needs_does_not_show_it(
+    condition: Condition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge, "CONDITIONS", (condition,))
+    log = TrainingLog(name="run", source="x.csv", format="csv", points=(Point(step=1, loss=2.0),))
+    (blind,) = judge.blind_spots(log)
+    assert blind.reason == "the log does not hold outputs of modules"
+    scraped = replace(log, quantities=frozenset({Quantity.ACTIVATIONS}))
+    assert list(judge.blind_spots(scraped)) == []
+
+
+def test_its_knob_makes_it_less_sensitive(condition: Condition) -> None:
+    (knob,) = condition.knobs
+    assert knob.moved({"loss_scale_reduced": 60_000}, 1.05) == {"loss_scale_reduced": 63_000}
 
 
 def test_they_become_entries_of_the_references(
