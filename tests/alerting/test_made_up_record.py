@@ -1,6 +1,7 @@
 """The record of a condition and its examples are all that an alert on known metrics takes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
