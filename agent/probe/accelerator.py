@@ -203,9 +203,7 @@ def captures_graph() -> bool:
     A device that has failed records none, and answers this question with its error, too.
     """
     try:
-        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return False
-        return torch.cuda.is_current_stream_capturing()
+        return cuda_is_used() and torch.cuda.is_current_stream_capturing()
     except RuntimeError as error:
         if is_sticky_error(error):
             return False

@@ -124,7 +124,7 @@ class RingConnection:
         self._guard = guard
         self._recorder = recorder
         self._phases = phases
-        self._connected = False
+        self.connected = False
 
     def ensure(self) -> None:
         """Create the ring unless there is one; a failure is contained. Called within the guard."""
@@ -132,7 +132,7 @@ class RingConnection:
 
     def connect(self) -> None:
         """Create the ring unless there is one."""
-        if self._connected:
+        if self.connected:
             return
         try:
             writer = self._create_ring()
@@ -141,7 +141,7 @@ class RingConnection:
         if writer is None:
             self._guard.closed = True
             return
-        self._connected = True
+        self.connected = True
         self.reports.write_to(writer)
         _close_in_forked_children(self._guard)
         self._recorder.write_to(writer)

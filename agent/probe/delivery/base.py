@@ -34,6 +34,7 @@ class HostDelivery:
         self._writer = writer
         self._schedule = schedule
         self._own = OwnShares(schema)
+        self._has_own = self._own.parameter_shares < len(schema.shares)
         self._step_columns = schema.step_columns
         self._order = None if order is None else list(order)
         self._open: ObservedStep | None = None
@@ -41,13 +42,16 @@ class HostDelivery:
     def offer(self, step: ObservedStep, *, complete: bool) -> None:
         """Write the step. Layers go first: the reader that closes the step then has both."""
         self._open = None if complete else step
-        if complete:
+        own = _own_rows(step) if step.own_rows else {}
+        if complete and (own or step.rows_LC is not None):
             self._write_layers(step)
         scalars = {name: float(value) for name, value in step.scalars.items()}
         totals_GC = None if step.totals_GC is None else step.totals_GC.numpy()
         sampled = {name: totals.numpy() for name, (totals, _) in step.sampled.items()}
         record = record_of(step, scalars, totals_GC, sampled, columns=self._step_columns)
-        self._writer.write_step(self._own.step(record, _own_rows(step)), complete=complete)
+        if self._has_own:
+            record = self._own.step(record, own)
+        self._writer.write_step(record, complete=complete)
         if complete:
             self._schedule.note_step(step.sequence, scalars, totals_GC)
 

@@ -230,6 +230,8 @@ class WatchedTensors:
         self, is_training: Callable[[], bool], note_unsupported: Callable[[str], None]
     ) -> None:
         self.due = True
+        self.used = False
+        """Whether the script has ever watched one."""
         self.names: tuple[str, ...] = ()
         """Those that the schema has, in the order in which they came."""
         self._is_training = is_training
@@ -243,6 +245,7 @@ class WatchedTensors:
         """Measure a tensor, unless the model is evaluated or backward recomputes it."""
         if not self._is_training() or within_backward():
             return
+        self.used = True
         problem = self._problem_of_name(name) or _problem_of(tensor)
         if problem or not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             self._note(problem)

@@ -122,7 +122,7 @@ class OptimizerRegistry:
         watched.plan()  # the first one's finds the candidates
         if self._new.any_candidates:
             self._add_candidates()
-        return self.roles.of_run
+        return [each for each in self.roles.watched if each.role is not Role.SEPARATE]
 
     def trains_the_model(self, watched: WatchedOptimizer) -> bool:
         """Return whether `watched` holds parameters of the module tree of the run's."""

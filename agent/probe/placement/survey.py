@@ -53,7 +53,7 @@ class Reducers:
         None where no wrapper reduces any. False also where that is not known: of a communication
         hook that is not torch's own.
         """
-        wrappers = self._alive()
+        wrappers = self._alive() if self._wrappers else None
         return all(map(_has_reduced, wrappers)) if wrappers else None
 
     @property

@@ -169,7 +169,10 @@ def world_size() -> int:
     """Return the number of ranks: of the default process group, else as torchrun says, else 1."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
-    return integer(os.environ, "WORLD_SIZE", 1)
+    try:
+        return int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return 1
 
 
 def this_rank() -> int:

@@ -1,6 +1,6 @@
 """Everything between an open step and the ring: measures gradients, writes steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from threading import get_ident
 from time import perf_counter
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from mp_agent.probe.recording.step_measurement import ForwardPass, ForwardStart,
 from mp_agent.probe.recording.weight_updates import WeightUpdates
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule, OverheadBudget
-from mp_agent.probe.step.open_step import OpenStep, observed_step
+from mp_agent.probe.step.open_step import ObservedStep, OpenStep, observed_step
 from mp_agent.probe.step.phases import StepParts
 from mp_agent.records.columns import LOGPROBS, STATE, TENSORS
 from mp_agent.ring.writer import RingWriter
@@ -42,6 +42,8 @@ class _Ready(NamedTuple):
     plans: Sequence[MeasurementPlan]
     writer: RingWriter
     delivery: Delivery
+    ranks: int
+    """That train together, where gradients are measured."""
 
 
 def _kind_of_measuring(
@@ -97,7 +99,7 @@ class StepRecorder:
             registry.note_unsupported,
             distribution=settings.measure_distribution,
         )
-        self._updates = WeightUpdates(self._measures, settings, registry.note_unsupported)
+        self.updates = WeightUpdates(self._measures, settings, registry.note_unsupported)
         self._schema = RingSchema(
             self._schedule,
             traits,
@@ -132,20 +134,27 @@ class StepRecorder:
         if not self._schema.written:
             self._traits.measuring_point = point
             self._traits.fp8_library = fp8_library(self._registry.root)
-        if not step.totals:
-            self._admit_definitions()
-        if any(watched.of_run for watched, _ in scaled):
+        if not step.totals:  # no record of the step is written yet: the schema may have new names
+            self._traits.collections = tensor_collections.fact
+            if self._tensors is not None and self._tensors.used:
+                self._tensors.admit()
+        if self._local_gradients is not None and any(watched.of_run for watched, _ in scaled):
             self.add_local_gradients(step)
-        plans: list[tuple[MeasurementPlan, Scalar]] = []
+        plans = self._registry.plans()
+        by_label = {plan.label: plan for plan in plans}
+        found: list[tuple[MeasurementPlan, Scalar]] = []
         for watched, inverse_scale in scaled:
             watched.thread = get_ident()
-            if (plan := watched.plan()) is not None:
+            if (plan := by_label.get(watched.label)) is not None:
                 self._traits.gradient_formats.note(plan)
-                plans.append((plan, inverse_scale))
-        if (ready := self._prepare()) is None:
+                found.append((plan, inverse_scale))
+        if (ready := self._prepare(plans)) is None:
             return
-        usable = [each for each in plans if each[0] in ready.plans and self._is_measurable(each[0])]
+        usable = [each for each in found if accelerator.is_supported(each[0].device)]
         if not usable:
+            for plan, _ in found:
+                kind = plan.device.type
+                self._registry.note_unsupported(f"gradients on devices of type {kind}")
             return
         of_run = any(plan.of_run for plan, _ in usable)
         if not self._schedule.measures(step.sequence):
@@ -158,27 +167,29 @@ class StepRecorder:
         timer = accelerator.start_timer(usable[0][0].device)
         self._step_measurement.fill_in(step, usable, at_all_layers=ready.delivery.wants_all_layers)
         measured = [plan for plan, _ in usable]
-        if self._schedule.due(step.sequence):
+        if self.updates.enabled and self._schedule.due(step.sequence):
             self.keep_weights(step, measured)
         for plan in measured:
-            step.note_reduction(plan.reducers.reduced())
-        self._add_bits(step, measured)
+            if (reduced := plan.reducers.reduced()) is not None:
+                step.note_reduction(reduced)
+        if ready.ranks > 1:
+            self._add_bits(step, measured)
         if timer is not None:
             timer.stop()
             step.timers.append(timer)
         step.measured.update(plan.label for plan, _ in usable)
         if step.worth_telling(self._registry.roles.labels_of_run):
-            self._offer(step, ready, complete=False)
+            ready.delivery.offer(self._observed(step), complete=False)
 
     @contained("copying weights")
     def keep_weights(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
         """Copy the weights that the updates of a sampled step will be compared with."""
-        self._updates.keep(step, plans)
+        self.updates.keep(step, plans)
 
     @contained("measuring updates of weights")
     def measure_updates(self, step: OpenStep, watched: WatchedOptimizer) -> None:
         """Measure what an optimizer has done, if this is a sampled step that it did not skip."""
-        if not self._updates.enabled or not self._schedule.due(step.sequence):
+        if not self._schedule.due(step.sequence):
             return
         optimizer, plan = watched.optimizer, watched.plan()
         if optimizer is None or plan is None:
@@ -188,10 +199,10 @@ class StepRecorder:
             return
         skipped = watched.scalars.get("skipped", 0.0)
         if not isinstance(skipped, torch.Tensor) and skipped:
-            self._updates.forget(plan.label)
+            self.updates.forget(plan.label)
             return
         timer = accelerator.start_timer(plan.device)
-        self._updates.measure(step, plan, optimizer)
+        self.updates.measure(step, plan, optimizer)
         if not plan.of_run:
             step.forget_if(skipped, plan.label)
         if timer is not None:
@@ -205,12 +216,14 @@ class StepRecorder:
         parts: how long they took. probe_seconds: host time that the probe has spent since the
         end of the step before.
         """
-        if (ready := self._prepare()) is None:
+        if (ready := self._prepare(self._registry.plans())) is None:
             return
-        self.add_tensors(step)
+        if self._tensors is not None and self._tensors.used:
+            self.add_tensors(step)
         if self._forward_pass is not None:
             self._forward_pass.finish(step)
-        self.add_local_gradients(step)
+        if self._local_gradients is not None:
+            self.add_local_gradients(step)
         step.scalars["probe_seconds"] = probe_seconds
         step_seconds = perf_counter() - step.begun_seconds
         step.scalars["step_seconds"] = step_seconds
@@ -317,17 +330,17 @@ class StepRecorder:
 
         relabelled: the optimizers have other labels than when it was measured, in the step as well.
         """
-        if (ready := self._prepare() if relabelled else self._prepare_to_write()) is None:
-            if self._writer is not None and self._registry.plans():
+        plans = self._registry.plans()
+        ready = self._prepare(plans) if relabelled else self._prepare_to_write(plans)
+        if ready is None:
+            if self._writer is not None and plans:
                 self._writer.drop_step(step.sequence)
             return
-        self._offer(step, ready, complete=True)
+        ready.delivery.offer(self._observed(step), complete=True)
         ready.delivery.collect()
 
     def _add_bits(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
         """Add what replicas are compared by, unless another thread may be changing it meanwhile."""
-        if self._registry.ranks_in_run() == 1:
-            return
         if self._registry.trains_in_several_threads():
             self._registry.note_unsupported("digests of weights that several threads train")
             return
@@ -360,66 +373,45 @@ class StepRecorder:
         worthwhile = step.worth_telling(self._registry.roles.labels_of_run)
         try:
             if (worthwhile or step.loss_is_unread) and (
-                ready := self._prepare_to_write()
+                ready := self._prepare_to_write(self._registry.plans())
             ) is not None:
-                self._offer(step, ready, complete=False, only_if_nonfinite=not worthwhile)
+                observed = self._observed(step, only_if_nonfinite=not worthwhile)
+                ready.delivery.offer(observed, complete=False)
         finally:
             if self._schema.delivery is not None:
                 self._schema.delivery.drain(DRAIN_SECONDS)
 
-    def _offer(
-        self, step: OpenStep, ready: _Ready, *, complete: bool, only_if_nonfinite: bool = False
-    ) -> None:
-        observed = observed_step(
+    def _observed(self, step: OpenStep, *, only_if_nonfinite: bool = False) -> ObservedStep:
+        return observed_step(
             step, self.trainer_lead, self._schema.optimizers, only_if_nonfinite=only_if_nonfinite
         )
-        ready.delivery.offer(observed, complete=complete)
 
-    def _is_measurable(self, plan: MeasurementPlan) -> bool:
-        """Return whether gradients are on a device that is supported; report one that is not."""
-        if accelerator.is_supported(plan.device):
-            return True
-        self._registry.note_unsupported(f"gradients on devices of type {plan.device.type}")
-        return False
-
-    def _prepare(self) -> _Ready | None:
+    def _prepare(self, plans: Sequence[MeasurementPlan]) -> _Ready | None:
         """Return what is needed to record; the ring gets a schema when there is a new plan."""
-        plans = self._registry.plans()
         if not plans or self._writer is None:
             return None
-        self._schema.own_families = self._own_families()
+        families: dict[str, tuple[str, ...]] = {}
+        if self._forward_pass is not None:
+            families.update(self._forward_pass.layers(self._registry.root))
+        if self._tensors is not None and self._tensors.names:
+            families[TENSORS.name] = self._tensors.names
+        if self._logprobs.used:
+            families[LOGPROBS.name] = ()
+        ranks = self._registry.ranks_in_run()
+        if ranks > 1 and (names := self._state.names(self._registry.root, plans)):
+            families[STATE.name] = names
+        self._schema.own_families = families
         delivery = self._schema.delivery_for(plans, self._writer)
-        return None if delivery is None else _Ready(plans, self._writer, delivery)
+        return None if delivery is None else _Ready(plans, self._writer, delivery, ranks)
 
-    def _prepare_to_write(self) -> _Ready | None:
+    def _prepare_to_write(self, plans: Sequence[MeasurementPlan]) -> _Ready | None:
         """Return what is needed to write a step that was measured before.
 
         Where the optimizers are gone since, or have other parameters, it keeps the schema that it
         was measured by: the last step of a loop may have waited for another optimizer, and the
         function that held both has returned.
         """
-        delivery, plans = self._schema.delivery, self._registry.plans()
+        delivery = self._schema.delivery
         if self._writer is None or delivery is None or not self._schema.outlives(plans):
-            return self._prepare()
-        return _Ready([], self._writer, delivery)
-
-    def _admit_definitions(self) -> None:
-        """Let the schema have all that the script names; no record of the step is written yet."""
-        self._traits.collections = tensor_collections.fact
-        if self._tensors is not None:
-            self._tensors.admit()
-
-    def _own_families(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the layers of the families that are not of parameters."""
-        found: dict[str, tuple[str, ...]] = {}
-        if self._forward_pass is not None:
-            found.update(self._forward_pass.layers(self._registry.root))
-        if self._tensors is not None and self._tensors.names:
-            found[TENSORS.name] = self._tensors.names
-        if self._logprobs.used:
-            found[LOGPROBS.name] = ()
-        if self._registry.ranks_in_run() > 1 and (
-            names := self._state.names(self._registry.root, self._registry.plans())
-        ):
-            found[STATE.name] = names
-        return found
+            return self._prepare(plans)
+        return _Ready([], self._writer, delivery, 1)

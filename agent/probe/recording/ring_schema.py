@@ -83,14 +83,20 @@ class RingSchema:
     def outlives(self, plans: Sequence[MeasurementPlan]) -> bool:
         """Return whether all that the schema in the ring was made of is gone; `plans` are left."""
         known = {id(layers) for layers in self._layers}
-        return self.written and known.isdisjoint(id(plan.layers) for plan in plans)
+        return bool(known) and known.isdisjoint(id(plan.layers) for plan in plans)
 
     def delivery_for(self, plans: Sequence[MeasurementPlan], writer: RingWriter) -> Delivery | None:
         """Return the delivery of records of `plans`, once their schema is in the ring.
 
         None while shared memory has no room for it, which is logged once and tried again later.
         """
-        if self.delivery is not None and self._are_known(plans):
+        if (
+            self.delivery is not None
+            and self.own_families == self._own_layers
+            and self._traits.collections == self._collections
+            and len(plans) == len(self._layers)
+            and all(plan.layers is layers for plan, layers in zip(plans, self._layers, strict=True))
+        ):
             return self.delivery
         now_seconds = time.monotonic()
         if now_seconds < self._next_try_seconds:
@@ -106,14 +112,6 @@ class RingSchema:
             self._next_try_seconds = now_seconds + RETRY_SECONDS
             return None
         return self.delivery
-
-    def _are_known(self, plans: Sequence[MeasurementPlan]) -> bool:
-        return (
-            self.own_families == self._own_layers
-            and self._traits.collections == self._collections
-            and len(plans) == len(self._layers)
-            and all(plan.layers is layers for plan, layers in zip(plans, self._layers, strict=True))
-        )
 
     def _begin(self, plans: Sequence[MeasurementPlan], writer: RingWriter) -> Delivery:
         """Write the schema of new plans, or leave that to when those before are in the ring.

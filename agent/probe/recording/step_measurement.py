@@ -161,21 +161,19 @@ class Unmeasurable:
 
     def __init__(self, note_unsupported: Callable[[str], None]) -> None:
         self._note_unsupported = note_unsupported
-        self._kinds: set[Kind] = set()
+        self.kinds: set[Kind] = set()
 
     def left_out(self, gradients: Gradients) -> Gradients:
         """Return `gradients` with None in place of those that cannot be measured."""
-        if not self._kinds:
-            return gradients
         return [
-            None if gradient is None or _kind(gradient) in self._kinds else gradient
+            None if gradient is None or _kind(gradient) in self.kinds else gradient
             for gradient in gradients
         ]
 
     def find(self, gradients: Gradients, measure: Callable[[torch.Tensor], object]) -> bool:
         """Try each kind of odd gradients alone; return whether any failed that had not before."""
-        known = len(self._kinds)
-        tried: set[Kind] = set(self._kinds)
+        known = len(self.kinds)
+        tried: set[Kind] = set(self.kinds)
         for gradient in gradients:
             if gradient is None or (kind := _kind(gradient)) in tried or not _is_odd(kind):
                 continue
@@ -186,9 +184,9 @@ class Unmeasurable:
                 pass_on(error)
                 if accelerator.is_sticky_error(error) or isinstance(error, torch.OutOfMemoryError):
                     return False  # no fault of the gradient
-                self._kinds.add(kind)
+                self.kinds.add(kind)
                 self._note_unsupported(f"gradients of type {_name(kind)}")
-        return len(self._kinds) > known
+        return len(self.kinds) > known
 
 
 def _kind(gradient: torch.Tensor) -> Kind:
@@ -220,16 +218,11 @@ class _Gradients(NamedTuple):
     """What there is to measure of one optimizer now."""
 
     plan: MeasurementPlan
-    gradients: Sequence[torch.Tensor | None]
+    label: str
+    gradients: Gradients
     inverse_scale: Scalar
-
-    @property
-    def label(self) -> str:
-        return self.plan.label
-
-    @property
-    def empty(self) -> bool:
-        return all(gradient is None for gradient in self.gradients)
+    empty: bool
+    """There is no gradient."""
 
 
 class StepMeasurement:
@@ -280,16 +273,20 @@ class StepMeasurement:
             of_step = (step.totals, step.rows, step.unread_scales, sampled.totals, sampled.rows)
             for known in of_step:
                 known.pop(plan.label, None)
-            gradients = plan.gradients(self._note_unsupported)
-            measured.append(_Gradients(plan, self._unmeasurable.left_out(gradients), inverse_scale))
+            gradients: Gradients = plan.gradients(self._note_unsupported)
+            if self._unmeasurable.kinds:
+                gradients = self._unmeasurable.left_out(gradients)
+            empty = all(gradient is None for gradient in gradients)
+            measured.append(_Gradients(plan, plan.label, gradients, inverse_scale, empty))
         if all(each.empty for each in measured):
             return
         measured = [self._readable(step, each) for each in measured]
-        if at_all_layers or self._schedule.due(step.sequence):
+        due = self._schedule.due(step.sequence)
+        if at_all_layers or due:
             for each in measured:
                 rows_LC = step.rows[each.label] = self._layers(each)
                 step.totals[each.label] = self._measures.totals_of_layers(each.plan, rows_LC)
-                if self._distribution and self._schedule.due(step.sequence):
+                if self._distribution and due:
                     self._add_distribution(step, each)
             return
         for each in measured:

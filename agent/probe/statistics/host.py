@@ -77,7 +77,9 @@ class CpuStatistics:
         values = [None if gradient is None else stored_values(gradient) for gradient in gradients]
         alike: dict[tuple[torch.dtype, torch.Size], list[int]] = {}
         for number, tensor in enumerate(values):
-            if tensor is not None and _is_small(tensor) and tensor.dim():
+            if tensor is None or not 0 < tensor.numel() <= SMALL_ELEMENTS:
+                continue
+            if tensor.is_contiguous() and tensor.dim():
                 alike.setdefault((tensor.dtype, tensor.shape), []).append(number)
         tallies: dict[int, Tally] = {}
         for (dtype, _), numbers in alike.items():
@@ -113,7 +115,7 @@ class CpuStatistics:
         small: dict[torch.dtype, list[torch.Tensor]] = {}
         for gradient in gradients:
             values = stored_values(gradient)
-            if _is_small(values):
+            if 0 < values.numel() <= SMALL_ELEMENTS and values.is_contiguous():
                 flat = values if values.dim() == 1 else values.ravel()
                 small.setdefault(values.dtype, []).append(flat)
             else:
@@ -126,7 +128,9 @@ class CpuStatistics:
         self, dtype: torch.dtype, tensors: Sequence[torch.Tensor]
     ) -> Iterator[torch.Tensor]:
         """Yield the elements of one-dimensional tensors, many tensors to a pack."""
-        pack = self._pack(dtype)
+        if (pack := self._packs.get(dtype)) is None:
+            with torch.inference_mode(False):  # else training outside it could not write to it
+                pack = self._packs[dtype] = torch.empty(PACK_ELEMENTS, dtype=dtype, device="cpu")
         batch: list[torch.Tensor] = []
         filled = 0
         for tensor in tensors:
@@ -138,12 +142,6 @@ class CpuStatistics:
         if filled:
             yield torch.cat(batch, out=pack[:filled])
 
-    def _pack(self, dtype: torch.dtype) -> torch.Tensor:
-        if dtype not in self._packs:
-            with torch.inference_mode(False):  # else training outside it could not write to it
-                self._packs[dtype] = torch.empty(PACK_ELEMENTS, dtype=dtype, device="cpu")
-        return self._packs[dtype]
-
     def _add(self, values: torch.Tensor, tally: Tally) -> None:
         self._meter(values.dtype).add(pieces(values, CHUNK_ELEMENTS), tally)
 
@@ -152,10 +150,6 @@ class CpuStatistics:
         if wide not in self._meters:
             self._meters[wide] = ChunkMeter(wide)
         return self._meters[wide]
-
-
-def _is_small(values: torch.Tensor) -> bool:
-    return 0 < values.numel() <= SMALL_ELEMENTS and values.is_contiguous()
 
 
 def _plain_arithmetic() -> AbstractContextManager[object]:

@@ -1,7 +1,6 @@
 """From a kernel's results by name to a table of columns: the only place that knows their order."""
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from math import nan
 from sys import float_info
 from typing import TypeVar
@@ -22,7 +21,6 @@ from mp_agent.records.columns import (
 Value = TypeVar("Value", FloatArray, torch.Tensor)
 
 
-@cache
 def wanted_columns(*, layers: bool) -> frozenset[str]:
     """Return the names of the columns to measure, of layers or of a step's totals.
 

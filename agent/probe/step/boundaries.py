@@ -95,7 +95,7 @@ class StepBoundaries:
 
         awaited: other optimizers of the same model that have yet to step.
         """
-        complete = self.close_ended()
+        complete = self.close_ended() if self._ended is not None else []
         step = self.step
         step.stepped.add(label)
         self.step = OpenStep(sequence=step.sequence + 1, begun_seconds=perf_counter())
@@ -275,7 +275,17 @@ class TrainerStep:
         if completed is not None:
             self.lead = completed + 1 - sequence
             return
-        self._inspect_state(optimizer, sequence)
+        if self._arriving is not None and (value := self._arriving.value()) is not None:
+            self._learn(value, self._arriving.sequence)
+            self._arriving = None
+        if id(optimizer.state) == self._state:
+            return
+        self._state = id(optimizer.state)
+        in_state = _steps_in_state(optimizer)
+        if isinstance(in_state, torch.Tensor):
+            self._arriving = _Arriving.of(in_state, sequence)
+        elif in_state is not None:
+            self._learn(in_state, sequence)
 
     def completed_by_engine(self, completed: int, sequence: int) -> None:
         """Learn from an engine, before step `sequence`, how many it has completed."""
@@ -287,19 +297,6 @@ class TrainerStep:
         lead = self._schedule.lead(last_epoch, sequence)
         if lead is not None and not self._observed and self.lead == 0:
             self.lead = lead
-
-    def _inspect_state(self, optimizer: Optimizer, sequence: int) -> None:
-        if self._arriving is not None and (value := self._arriving.value()) is not None:
-            self._learn(value, self._arriving.sequence)
-            self._arriving = None
-        if id(optimizer.state) == self._state:
-            return
-        self._state = id(optimizer.state)
-        completed = _steps_in_state(optimizer)
-        if isinstance(completed, torch.Tensor):
-            self._arriving = _Arriving.of(completed, sequence)
-        elif completed is not None:
-            self._learn(completed, sequence)
 
     def _learn(self, completed: float, sequence: int) -> None:
         if completed >= 1:

@@ -271,12 +271,8 @@ class LayerSchedule:
 
         On schedule, on the first step for which the model is known, and after trouble.
         """
-        return sequence == 1 or self.due(sequence + 1) or self._is_troubled
-
-    @property
-    def _is_troubled(self) -> bool:
-        """Whether the last step that was judged calls for measuring the layers."""
-        return any(map(_is_looked_into, self._trouble_in_a_row.values()))
+        troubled = any(_is_looked_into(steps) for steps in self._trouble_in_a_row.values() if steps)
+        return sequence == 1 or self.due(sequence + 1) or troubled
 
     def measures(self, sequence: int) -> bool:
         """Return whether gradients are measured on step `sequence` at all."""

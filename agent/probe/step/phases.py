@@ -118,7 +118,8 @@ class StepParts:
     def _enter(self, part: StepPart) -> None:
         self._add_up(perf_counter())
         if part is StepPart.FORWARD and self._current is StepPart.BETWEEN:
-            self._add(StepPart.DATA, self._between_seconds)
+            data_seconds = self._seconds.get(StepPart.DATA, 0.0)
+            self._seconds[StepPart.DATA] = data_seconds + self._between_seconds
         self._between_seconds = 0.0
         self._current = part
 
@@ -126,12 +127,9 @@ class StepParts:
         """Add the time since the last change to what went on."""
         seconds, self._since_seconds = now_seconds - self._since_seconds, now_seconds
         if self._current is not StepPart.BETWEEN:
-            self._add(self._current, seconds)
+            self._seconds[self._current] = self._seconds.get(self._current, 0.0) + seconds
         elif not self._not_training:
             self._between_seconds += seconds
-
-    def _add(self, part: StepPart, seconds: float) -> None:
-        self._seconds[part] = self._seconds.get(part, 0.0) + seconds
 
 
 _BY_NAME = {

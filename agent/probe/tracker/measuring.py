@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from math import isnan
 from threading import get_ident
 
@@ -22,13 +23,15 @@ from mp_agent.records.steps import Phase
 class StepEnd:
     """Ends steps, and has the recorder publish those that are complete.
 
-    on_step: called after each step of the run.
+    on_step: called after each step of the run; its failure is contained.
     """
 
     def __init__(self, context: TrackerContext, guard: Guard, on_step: Callable[[], None]) -> None:
         self._context = context
         self._guard = guard
-        self._on_step = on_step
+        self.after_step: Callable[[], None] = partial(
+            guard.contain, "looking after the run", on_step
+        )
 
     def publish(self, steps: Iterable[OpenStep], *, relabelled: bool = False) -> None:
         """Publish complete steps, in order; `relabelled` ones are as of the optimizers now."""
@@ -69,7 +72,8 @@ class StepEnd:
             roles.confirm(watched)
         step = context.boundaries.of(watched)
         ends_step = step is context.boundaries.step
-        context.recorder.measure_updates(step, watched)
+        if context.recorder.updates.enabled:
+            context.recorder.measure_updates(step, watched)
         awaited = roles.awaited
         roles.stepped(watched)
         if not watched.of_run:
@@ -90,15 +94,12 @@ class StepEnd:
         context.thread.weights.forget()
         ended.scalars.setdefault("skipped", 0.0)
         context.recorder.end(ended, context.parts, self._guard.pop_seconds())
-        self.publish(context.boundaries.run_ended(label, awaited))
+        for step in context.boundaries.run_ended(label, awaited):
+            context.recorder.publish(step)
         context.recorder.begin_forward(ended)
         context.phases.training(Phase.FORWARD, context.boundaries.step.sequence)
         self.after_step()
         context.parts.step_begins()
-
-    def after_step(self) -> None:
-        """Do what is due after each step of the run; its failure is contained."""
-        self._guard.contain("looking after the run", self._on_step)
 
 
 class Succession:
@@ -173,7 +174,8 @@ class GradientMeasuring:
             under_way = context.boundaries.step
             if step is not under_way and context.boundaries.is_published(step):
                 step = under_way
-            context.connection.ensure()
+            if not context.connection.connected:
+                context.connection.ensure()
             if watched.of_run and step is under_way:
                 self._begin_measuring_run(watched, step)
             scaled = [
@@ -220,7 +222,7 @@ class GradientMeasuring:
             context.run_thread = get_ident()
         if ended := context.boundaries.close_ended():
             self._step_end.publish(ended)
-        first = context.registry.first or watched
+        first = watched if watched.role is Role.FIRST else context.registry.first or watched
         if step.cleared_by is not None:
             step.drop_cleared_loss(first.is_cleared_by)
         context.note_learning_rate(first)

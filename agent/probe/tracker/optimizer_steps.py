@@ -52,17 +52,18 @@ class OptimizerSteps:
             return  # an optimizer within the optimizer
         if (watched := context.registry.of(optimizer)) is None or watched.managed:
             return
+        another = not has_closure and not watched.is_of(optimizer)
         if (thread.enclosing and self._is_part_of_enclosing(optimizer, watched)) or (
-            not has_closure and context.registry.roles.is_outer(optimizer, watched)
+            another and context.registry.roles.is_outer(optimizer, watched)
         ):
             thread.optimizer_stepped = True
             return
-        if not has_closure:
+        if another:
             self._follow(optimizer, watched)
         if context.guarded and isinstance(optimizer, LibraryOptimizer):
             context.note_unguarded(UNGUARDED)
         if not watched.label:
-            sequence = context.step.sequence
+            sequence = context.boundaries.step.sequence
             if self._stepped_sequence == sequence:
                 context.recorder.lost_a_step()
             self._stepped_sequence = sequence

@@ -230,4 +230,4 @@ def test_copies_do_not_outlive_the_step(watch):
     watched, loop = watch(layer_interval=1), Loop(torch.optim.SGD, lr=0.1)
     loop.step()
     recorder = watched.probe._connection._recorder
-    assert recorder._updates._kept == {}
+    assert recorder.updates._kept == {}
