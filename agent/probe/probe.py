@@ -17,6 +17,7 @@ from mp_agent.probe.hooks import updates
 from mp_agent.probe.hooks.phases import install_teardown
 from mp_agent.probe.instruments.activations import ActivationSampling, StepActivations
 from mp_agent.probe.instruments.attention import AttentionSampling, StepAttention
+from mp_agent.probe.instruments.forward_pass import ForwardStart, Instrument, Instruments
 from mp_agent.probe.instruments.fp8 import Fp8Sampling, StepFp8
 from mp_agent.probe.instruments.local_gradients import LocalGradients
 from mp_agent.probe.instruments.routers import RouterSampling, StepRouters
@@ -26,7 +27,6 @@ from mp_agent.probe.meeting import Meeting
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, main_script
 from mp_agent.probe.recording.recorder import StepRecorder
-from mp_agent.probe.recording.step_measurement import ForwardPart, ForwardPass, ForwardStart
 from mp_agent.probe.reduction import GroupReduction
 from mp_agent.probe.ring_connection import ProbeReports, RingConnection
 from mp_agent.probe.step.phases import PhaseMarks, StepParts
@@ -74,7 +74,7 @@ class Probe:
             self._registry,
             traits,
             settings,
-            self._forward_pass(settings),
+            self._instruments(settings),
             self._tensors,
             ForwardStart(self._guard.run, parts) if settings.measure_step_parts else None,
             self._local_gradients(settings),
@@ -177,24 +177,24 @@ class Probe:
         """Publish what was observed of the step under way, waiting for a device at most 1 s."""
         self._guard.run("flush", self._tracker.flush)
 
-    def _forward_pass(self, settings: Settings) -> ForwardPass | None:
-        """Return what measures forward passes; None where nothing of them is to be measured."""
-        parts: dict[str, ForwardPart] = {}
+    def _instruments(self, settings: Settings) -> Instruments:
+        """Return those that are on."""
+        found: dict[str, Instrument] = {}
         note = self._registry.note_unsupported
         if settings.measure_attention:
             attention = AttentionSampling(self._guard.run, self._in_training)
-            parts["attention"] = StepAttention(attention, note)
+            found["attention"] = StepAttention(attention, note)
         if settings.measure_activations:
             near_overflow = resolve(settings.thresholds)["fp16_near_overflow"]
             outputs = ActivationSampling(self._guard.run, self._in_training, near_overflow)
-            parts["activations"] = StepActivations(outputs, note)
+            found["activations"] = StepActivations(outputs, note)
         if settings.measure_routers or settings.routers:
             routers = RouterSampling(self._guard.run, self._in_training)
-            parts["routers"] = StepRouters(routers, settings.routers, note)
+            found["routers"] = StepRouters(routers, settings.routers, note)
         if settings.measure_fp8:
             operands = Fp8Sampling(self._guard.run, self._in_training)
-            parts["FP8 operands"] = StepFp8(operands, note)
-        return ForwardPass(self._guard.contain, parts) if parts else None
+            found["FP8 operands"] = StepFp8(operands, note)
+        return found
 
     def _in_training(self) -> bool:
         return self._phases.in_training

@@ -23,6 +23,7 @@ from mp_agent.probe.instruments.activation_modules import (
     output_row,
     tensors_in,
 )
+from mp_agent.probe.instruments.forward_pass import Instrument
 from mp_agent.probe.statistics.pieces import folded, keep_row
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.records.columns import ACTIVATIONS
@@ -253,7 +254,7 @@ class ActivationSampling:
 _NONE: Mapping[str, tuple[str, ...]] = {}
 
 
-class StepActivations:
+class StepActivations(Instrument):
     """The outputs of the modules of the run's model, in the first forward pass of sampled steps.
 
     Of their gradients, in the backward pass that follows, where the first arose that is not finite.

@@ -21,6 +21,7 @@ from mp_agent.probe.instruments.attention_logits import (
     logits_row,
     weights_row,
 )
+from mp_agent.probe.instruments.forward_pass import Instrument
 from mp_agent.probe.optimizers.parameter_names import strip_wrappers
 from mp_agent.probe.statistics.pieces import folded
 from mp_agent.probe.step.open_step import OpenStep
@@ -211,7 +212,7 @@ _NONE: Mapping[str, tuple[str, ...]] = {}
 _OUTPUT = ("output",)
 
 
-class StepAttention:
+class StepAttention(Instrument):
     """Attention of the run's model, and its loss, in the first forward pass of sampled steps.
 
     Which modules compute attention is learned from their calls: they become layers when they are
@@ -269,9 +270,6 @@ class StepAttention:
             step.own_rows[ATTENTION.name] = torch.stack(table)
         step.own_rows[LOGITS.name] = row_of_loss.unsqueeze(0)
         step.streams.update(self._sampling.streams)
-
-    def backward_ended(self, step: OpenStep) -> None:
-        """Do nothing: all is known at the end of the forward pass."""
 
     def close(self) -> None:
         """Restore the functions."""

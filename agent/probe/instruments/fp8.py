@@ -15,6 +15,7 @@ from mp_agent.probe.instruments.activation_modules import (
     Run,
     is_compiled,
 )
+from mp_agent.probe.instruments.forward_pass import Instrument
 from mp_agent.probe.instruments.fp8_operands import (
     Operand,
     backward_row,
@@ -206,7 +207,7 @@ class Fp8Sampling:
 _NONE: Mapping[str, tuple[str, ...]] = {}
 
 
-class StepFp8:
+class StepFp8(Instrument):
     """The operands of linear layers, in the first forward and backward pass of sampled steps."""
 
     def __init__(self, sampling: Fp8Sampling, note_unsupported: Callable[[str], None]) -> None:
@@ -239,9 +240,6 @@ class StepFp8:
         """Remove the hooks from the layers; outputs keep theirs for the backward pass."""
         self._passes += 1
         self._sampling.forward_ended()
-
-    def backward_ended(self, step: OpenStep) -> None:
-        """Do nothing: rows are complete when the step is about to end."""
 
     def finish(self, step: OpenStep) -> None:
         """Add to the step what was measured."""

@@ -9,6 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.instruments.activation_modules import ForwardHook, Run
+from mp_agent.probe.instruments.forward_pass import Instrument
 from mp_agent.probe.instruments.router_gates import Gate, Gates, Routing
 from mp_agent.probe.statistics.pieces import folded, keep_row
 from mp_agent.probe.step.open_step import OpenStep
@@ -162,7 +163,7 @@ class RouterSampling:
 _NONE: Mapping[str, tuple[str, ...]] = {}
 
 
-class StepRouters:
+class StepRouters(Instrument):
     """The routers of the run's model, in the first forward pass of sampled steps."""
 
     def __init__(
@@ -203,9 +204,6 @@ class StepRouters:
         if rows_MC is not None:
             step.own_rows[ROUTERS.name] = rows_MC
             step.streams.update(self._sampling.streams)
-
-    def backward_ended(self, step: OpenStep) -> None:
-        """Do nothing: all is known at the end of the forward pass."""
 
     def close(self) -> None:
         """Remove the hooks."""

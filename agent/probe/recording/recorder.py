@@ -10,6 +10,7 @@ import torch
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.probe import accelerator
 from mp_agent.probe.delivery.base import Delivery
+from mp_agent.probe.instruments.forward_pass import ForwardStart, Instruments, overriding
 from mp_agent.probe.instruments.fp8 import fp8_library
 from mp_agent.probe.instruments.local_gradients import LocalGradients
 from mp_agent.probe.instruments.logprobs import StepLogprobs
@@ -27,7 +28,7 @@ from mp_agent.probe.recording.ring_schema import (
     measured_families,
     measured_step_columns,
 )
-from mp_agent.probe.recording.step_measurement import ForwardPass, ForwardStart, StepMeasurement
+from mp_agent.probe.recording.step_measurement import StepMeasurement
 from mp_agent.probe.recording.weight_updates import WeightUpdates
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule, OverheadBudget
@@ -69,14 +70,14 @@ class StepRecorder:
         registry: OptimizerRegistry,
         traits: ObservedTraits,
         settings: Settings,
-        forward_pass: ForwardPass | None = None,
+        instruments: Instruments,
         tensors: WatchedTensors | None = None,
         forward_start: ForwardStart | None = None,
         local_gradients: LocalGradients | None = None,
     ) -> None:
-        """forward_pass: measures what is seen only there. None leaves it out, as well as the rest.
+        """None leaves out what an argument is for.
 
-        tensors: what the script watches. forward_start: sees when the forward pass begins.
+        instruments: measure what is seen only in the passes. tensors: what the script watches. forward_start: sees when the forward pass begins.
         local_gradients: measures them before they are reduced.
         """
         self.trainer_lead = 0
@@ -107,7 +108,9 @@ class StepRecorder:
             measured_step_columns(settings),
             registry.note_unsupported,
         )
-        self._forward_pass = forward_pass
+        self._instruments = instruments
+        self._measuring_backward = overriding(instruments, "backward_ended")
+        self._finishing = overriding(instruments, "finish")
         self._tensors = tensors
         self._forward_start = forward_start
         self._local_gradients = local_gradients
@@ -220,8 +223,8 @@ class StepRecorder:
             return
         if self._tensors is not None and self._tensors.used:
             self.add_tensors(step)
-        if self._forward_pass is not None:
-            self._forward_pass.finish(step)
+        for what, instrument in self._finishing.items():
+            self._guard.contain(f"measuring {what}", instrument.finish, step)
         if self._local_gradients is not None:
             self.add_local_gradients(step)
         step.scalars["probe_seconds"] = probe_seconds
@@ -241,16 +244,17 @@ class StepRecorder:
         due = self._schedule.due_after(after.sequence)
         if self._tensors is not None:
             self._tensors.begin(due=due)
-        if self._forward_pass is not None and due:
-            self._forward_pass.begin(self._registry.root)
+        for what, instrument in self._instruments.items() if due else ():
+            kind = f"preparing to measure {what}"
+            self._guard.contain(kind, instrument.begin, self._registry.root)
         if self._forward_start is not None:
             self._forward_start.watch(self._registry.root)
 
     @contained("measuring a forward pass")
     def forward_ended(self, step: OpenStep) -> None:
         """Add to the step what was measured in its first forward pass."""
-        if self._forward_pass is not None:
-            self._forward_pass.end(step)
+        for what, instrument in self._instruments.items():
+            self._guard.contain(f"measuring {what}", instrument.end, step)
 
     @contained("preparing for local gradients")
     def backward_begins(self, step: OpenStep) -> None:
@@ -282,8 +286,9 @@ class StepRecorder:
     @contained("measuring a backward pass")
     def backward_ended(self, step: OpenStep) -> None:
         """Add to the step what was measured in its first backward pass."""
-        if self._forward_pass is not None:
-            self._forward_pass.backward_ended(step)
+        for what, instrument in self._measuring_backward.items():
+            kind = f"measuring {what} in backward"
+            self._guard.contain(kind, instrument.backward_ended, step)
 
     @contained("comparing log-probabilities")
     def compare_logprobs(
@@ -304,8 +309,8 @@ class StepRecorder:
             self._local_gradients.close()
         if self._forward_start is not None:
             self._forward_start.close()
-        if self._forward_pass is not None:
-            self._forward_pass.close()
+        for what, instrument in self._instruments.items():
+            self._guard.contain(f"measuring {what}", instrument.close)
 
     def _add_overhead(self, step: OpenStep, step_seconds: float, probe_seconds: float) -> None:
         """Record what measuring costs, and by which intervals it is kept within the budget.
@@ -391,8 +396,8 @@ class StepRecorder:
         if not plans or self._writer is None:
             return None
         families: dict[str, tuple[str, ...]] = {}
-        if self._forward_pass is not None:
-            families.update(self._forward_pass.layers(self._registry.root))
+        for instrument in self._instruments.values():
+            families.update(instrument.layers(self._registry.root))
         if self._tensors is not None and self._tensors.names:
             families[TENSORS.name] = self._tensors.names
         if self._logprobs.used:

@@ -1,152 +1,19 @@
-"""What is measured of a step: in its forward pass, and of its gradients."""
+"""Measures the gradients of a step: all of them, or those that turn out to be measurable."""
 
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
-from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.isolation import Contain
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, SampledRows
-from mp_agent.probe.step.phases import StepParts
 from mp_agent.records.columns import DISTRIBUTION, GRADIENT_COLUMN_NAMES
 from mp_agent.ring.interruptions import pass_on
-
-
-class ForwardPart(Protocol):
-    """Measures families that are not of parameters, in the first forward pass of a sampled step."""
-
-    def layers(self, model: nn.Module | None) -> Mapping[str, tuple[str, ...]]:
-        """Return the names of the layers, by family; the same object while they are the same."""
-
-    def begin(self, model: nn.Module | None) -> None:
-        """Prepare the model for its next forward pass."""
-
-    def end(self, step: OpenStep) -> None:
-        """Leave the model as it was, and add what was measured to the step."""
-
-    def backward_ended(self, step: OpenStep) -> None:
-        """Add to the step what was measured in the backward pass after that."""
-
-    def close(self) -> None:
-        """Leave the model as it was."""
-
-
-@runtime_checkable
-class BackwardPart(ForwardPart, Protocol):
-    """One that measures the backward pass after it as well; `end` leaves the step as it is."""
-
-    def finish(self, step: OpenStep) -> None:
-        """Add what was measured in both to the step, which is about to end."""
-
-
-class ForwardPass:
-    """Several such parts; the failure of one leaves the others as they are."""
-
-    def __init__(self, contain: Contain, parts: Mapping[str, ForwardPart]) -> None:
-        """parts: by what is measured, for the log of failures."""
-        self._contain = contain
-        self._parts = parts
-        self._found: Sequence[Mapping[str, tuple[str, ...]]] = ()
-        self._layers: Mapping[str, tuple[str, ...]] = {}
-
-    def layers(self, model: nn.Module | None) -> Mapping[str, tuple[str, ...]]:
-        """Return the names of all layers, by family; the same object while they are the same."""
-        found = [part.layers(model) for part in self._parts.values()]
-        if len(found) != len(self._found) or any(
-            now is not before for now, before in zip(found, self._found, strict=True)
-        ):
-            layers = {family: names for each in found for family, names in each.items()}
-            self._layers = self._layers if layers == self._layers else layers
-            self._found = found
-        return self._layers
-
-    def begin(self, model: nn.Module | None) -> None:
-        """Prepare the model for its next forward pass."""
-        for what, part in self._parts.items():
-            self._contain(f"preparing to measure {what}", part.begin, model)
-
-    def end(self, step: OpenStep) -> None:
-        """Leave the model as it was, and add what was measured to the step."""
-        for what, part in self._parts.items():
-            self._contain(f"measuring {what}", part.end, step)
-
-    def finish(self, step: OpenStep) -> None:
-        """Add to the step, which is about to end, what was measured until the end of backward."""
-        for what, part in self._parts.items():
-            if isinstance(part, BackwardPart):
-                self._contain(f"measuring {what}", part.finish, step)
-
-    def backward_ended(self, step: OpenStep) -> None:
-        """Add to the step what was measured in the backward pass after that."""
-        for what, part in self._parts.items():
-            self._contain(f"measuring {what} in backward", part.backward_ended, step)
-
-    def close(self) -> None:
-        """Leave the model as it was."""
-        for what, part in self._parts.items():
-            self._contain(f"measuring {what}", part.close)
-
-
-Run = Callable[..., None]
-"""`Guard.run`: a kind of failure, a function, and its arguments."""
-
-
-class _ForwardHook:
-    """A pre-hook; a copy of the module, pickled or deep, has one that does nothing instead.
-
-    Where `torch.compile` traces it, it leaves nothing in the graph, and is not called.
-    """
-
-    __slots__ = ("_parts", "_run")
-
-    def __init__(self, run: Run, parts: StepParts) -> None:
-        self._run, self._parts = run, parts
-
-    def __call__(self, module: object, inputs: object) -> None:
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state():
-            return
-        if self._parts.awaits_forward and torch.is_grad_enabled():
-            self._run("forward", self._parts.forward_begins)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Of the standard library alone: what is saved must load where mp_agent is not installed.
-        return getattr, (nullcontext(), "__exit__")
-
-
-class ForwardStart:
-    """Keeps one hook on the model, none on what it contains: a compiled model runs it, too."""
-
-    def __init__(self, run: Run, parts: StepParts) -> None:
-        self._hook = _ForwardHook(run, parts)
-        self._model: weakref.ref[nn.Module] | None = None
-        self._handle: RemovableHandle | None = None
-
-    def watch(self, model: nn.Module | None) -> None:
-        """Have the hook on this model, if it is not; of a scripted one no forward is seen."""
-        if self._model is not None and self._model() is model and self._handle is not None:
-            return
-        self.close()
-        if model is None or isinstance(model, torch.jit.ScriptModule):
-            return
-        self._model = weakref.ref(model)
-        self._handle = nn.Module.register_forward_pre_hook(model, self._hook, prepend=True)
-
-    def close(self) -> None:
-        """Remove the hook."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            handle.remove()
-
 
 Gradients = Sequence[torch.Tensor | None]
 Kind = tuple[type, torch.layout, torch.dtype, bool]
