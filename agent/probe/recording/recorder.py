@@ -77,8 +77,9 @@ class StepRecorder:
     ) -> None:
         """None leaves out what an argument is for.
 
-        instruments: measure what is seen only in the passes. tensors: what the script watches. forward_start: sees when the forward pass begins.
-        local_gradients: measures them before they are reduced.
+        instruments: measure what is seen only in the passes. tensors: what the script watches.
+        forward_start: sees when the forward pass begins. local_gradients: measures them before
+        they are reduced.
         """
         self.trainer_lead = 0
         self._guard = guard
