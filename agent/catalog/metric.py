@@ -1,8 +1,9 @@
 """Metric records, their Prometheus names, and snapshots of their values."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from mp_agent.catalog.thresholds import DEFAULTS
@@ -33,9 +34,9 @@ class Scope(Enum):
     AGENT = ("run", "node_rank")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Metric:
-    """One exported family; adding a metric is adding one of these.
+    """One exported family, made by `gauge`, `counter`, `info` or `histogram`.
 
     name:  OpenTelemetry name: dotted, no unit, never the words total or ratio.
     unit:  UCUM: `s`, `By`, `1` for true ratios in 0..1, `{thing}` for counts and pure numbers.
@@ -51,8 +52,9 @@ class Metric:
 
     name: str
     unit: str
+    _: KW_ONLY
     kind: Kind
-    scope: Scope
+    scope: Scope = Scope.RUN
     help: str
     labels: tuple[str, ...] = ()
     optional_labels: tuple[str, ...] = ()
@@ -114,6 +116,12 @@ class Metric:
     def label_names(self) -> tuple[str, ...]:
         """All labels of a sample: of the scope, the metric's own, then those that may be empty."""
         return (*self.scope.value, *self.labels, *self.optional_labels)
+
+
+gauge = partial(Metric, kind=Kind.GAUGE)
+counter = partial(Metric, kind=Kind.COUNTER)
+histogram = partial(Metric, kind=Kind.HISTOGRAM)
+info = partial(Metric, unit="", kind=Kind.INFO)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import values_in_force
 from mp_agent.backtest import judge
 from mp_agent.backtest.log.training_log import Point, TrainingLog
-from mp_agent.catalog.metric import Kind, Metric, Scope
+from mp_agent.catalog.metric import gauge, info
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
@@ -31,19 +31,14 @@ from tests.alerting.examples.example import Example, Track, flat
 from tests.alerting.promtool import assert_passes, render_tests
 from tools.generators import metrics_reference as metrics_page
 
-ACTIVATION = Metric(
-    name="mp_agent.made_up.abs_max",
-    unit="{activation}",
-    kind=Kind.GAUGE,
-    scope=Scope.RUN,
+ACTIVATION = gauge(
+    "mp_agent.made_up.abs_max",
+    "{activation}",
     help="Largest magnitude of a module's output.",
     read=lambda run: 61_000.0,
 )
-LARGEST_MODULE = Metric(
-    name="mp_agent.largest_activation.info",
-    unit="",
-    kind=Kind.INFO,
-    scope=Scope.RUN,
+LARGEST_MODULE = info(
+    "mp_agent.largest_activation.info",
     labels=("module",),
     help="The module of that output.",
     read=lambda run: {("blocks.3.mlp",): 1.0},

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from math import isfinite, sqrt
 
-from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metric import Reading, Scope, counter, gauge, info
 from mp_agent.records.columns import ACTIVATIONS
 from mp_agent.records.merged import StepTransition
 from mp_agent.records.views import LayerView, RunView
@@ -70,72 +70,54 @@ def _first_nonfinite_gradient(run: RunView) -> Reading:
 
 
 ACTIVATION_METRICS = (
-    Metric(
-        name="mp_agent.activation.abs_max",
-        unit="{activation}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.activation.abs_max",
+        "{activation}",
         help="Largest finite magnitude in the outputs of all modules in the first forward pass of "
         "a sampled step.",
         read=_of_run(lambda row: row.get("abs_max")),
     ),
-    Metric(
-        name="mp_agent.activation.mean",
-        unit="{activation}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.activation.mean",
+        "{activation}",
         help="Mean of the finite elements of those outputs.",
         read=_of_run(mean),
     ),
-    Metric(
-        name="mp_agent.activation.std",
-        unit="{activation}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.activation.std",
+        "{activation}",
         help="Standard deviation of the finite elements of those outputs.",
         read=_of_run(standard_deviation),
     ),
-    Metric(
-        name="mp_agent.activation.zero",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.activation.zero",
+        "1",
         help="Share of the elements of those outputs that are exactly zero.",
         read=_of_run(zero_share),
     ),
-    Metric(
-        name="mp_agent.activation.nonfinite.elements",
-        unit="{element}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.activation.nonfinite.elements",
+        "{element}",
         help="NaN and Inf elements in outputs of modules, in the steps that were sampled.",
         count=_of_step(nonfinite_elements),
     ),
-    Metric(
-        name="mp_agent.activation.near_overflow.elements",
-        unit="{element}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.activation.near_overflow.elements",
+        "{element}",
         help="Finite elements of FP16 outputs of modules with a magnitude above the threshold "
         "fp16_near_overflow, in the steps that were sampled.",
         thresholds=("fp16_near_overflow",),
         count=_of_step(lambda row: row.get("near_overflow_elements", 0.0)),
     ),
-    Metric(
-        name="mp_agent.activation.first_nonfinite.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.activation.first_nonfinite.info",
         labels=("step", "layer"),
         help="The module that was the first of a forward pass to return NaN or Inf, at the first "
         "of the latest sampled steps in a row that had any.",
         read=_first_nonfinite,
     ),
-    Metric(
-        name="mp_agent.activation.first_nonfinite_gradient.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.activation.first_nonfinite_gradient.info",
         labels=("step", "layer", "place"),
         help="The module in which the first NaN or Inf of a backward pass arose (place within), or "
         "after which it arose in a function or the loss (place after), at the first of the latest "
@@ -154,49 +136,44 @@ def _of_layer(read: Callable[[Row], float | None]) -> Callable[[LayerView], Read
 
 
 ACTIVATION_LAYER_METRICS = (
-    Metric(
-        name="mp_agent.layer.activation.abs_max",
-        unit="{activation}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.activation.abs_max",
+        "{activation}",
         scope=Scope.LAYER,
         family=ACTIVATIONS.name,
         help="Largest finite magnitude in the module's output, in the first forward pass of a "
         "sampled step.",
         read=_of_layer(lambda row: row.get("abs_max")),
     ),
-    Metric(
-        name="mp_agent.layer.activation.mean",
-        unit="{activation}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.activation.mean",
+        "{activation}",
         scope=Scope.LAYER,
         family=ACTIVATIONS.name,
         help="Mean of the finite elements of the module's output.",
         gives_way=True,
         read=_of_layer(mean),
     ),
-    Metric(
-        name="mp_agent.layer.activation.std",
-        unit="{activation}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.activation.std",
+        "{activation}",
         scope=Scope.LAYER,
         family=ACTIVATIONS.name,
         help="Standard deviation of the finite elements of the module's output.",
         read=_of_layer(standard_deviation),
     ),
-    Metric(
-        name="mp_agent.layer.activation.zero",
-        unit="1",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.activation.zero",
+        "1",
         scope=Scope.LAYER,
         family=ACTIVATIONS.name,
         help="Share of the elements of the module's output that are exactly zero.",
         gives_way=True,
         read=_of_layer(zero_share),
     ),
-    Metric(
-        name="mp_agent.layer.activation.nonfinite.elements",
-        unit="{element}",
-        kind=Kind.COUNTER,
+    counter(
+        "mp_agent.layer.activation.nonfinite.elements",
+        "{element}",
         scope=Scope.LAYER,
         family=ACTIVATIONS.name,
         help="NaN and Inf elements in the module's output, in the steps that were sampled.",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metric import Reading, Scope, counter, gauge, info
 from mp_agent.records.columns import ATTENTION, LOGITS
 from mp_agent.records.views import LayerView, RunView
 
@@ -25,41 +25,32 @@ def _largest_of_layer(layer: LayerView) -> Reading:
 
 
 ATTENTION_METRICS = (
-    Metric(
-        name="mp_agent.attention.logit.max",
-        unit="{logit}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.attention.logit.max",
+        "{logit}",
         help="Largest attention logit (scaled product of query and key, with the mask or bias "
         "added) of a few heads and positions of each attention module, in the first forward pass "
         "of a sampled step.",
         read=_largest,
     ),
-    Metric(
-        name="mp_agent.attention.logit.growth",
-        unit="{factor}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.attention.logit.growth",
+        "{factor}",
         help="Median of the last three samples of that logit, divided by the median of the run's "
         "earlier half of samples, or by 1 where that is less. Absent before 8 samples.",
         read=_attention_growth,
     ),
-    Metric(
-        name="mp_agent.attention.nonfinite.logits",
-        unit="{logit}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.attention.nonfinite.logits",
+        "{logit}",
         help="Attention logits that were NaN or Inf, of those looked at, in the steps that were "
         "sampled.",
         count=lambda change: change.step.families.get(ATTENTION.name, {}).get(
             "nonfinite_elements", 0.0
         ),
     ),
-    Metric(
-        name="mp_agent.attention.high_layer.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.attention.high_layer.info",
         labels=("layer",),
         thresholds=("attention_logit_high",),
         help="A module whose largest attention logit was above its limit in the latest sample; 10 "
@@ -69,10 +60,9 @@ ATTENTION_METRICS = (
 )
 
 ATTENTION_LAYER_METRICS = (
-    Metric(
-        name="mp_agent.layer.attention.logit.max",
-        unit="{logit}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.attention.logit.max",
+        "{logit}",
         scope=Scope.LAYER,
         family=ATTENTION.name,
         help="Largest attention logit of a few heads and positions of the module, in the first "
@@ -101,61 +91,47 @@ def _output_growth(run: RunView) -> Reading:
 
 
 OUTPUT_LOGIT_METRICS = (
-    Metric(
-        name="mp_agent.output.logit.max",
-        unit="{logit}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.output.logit.max",
+        "{logit}",
         help="Largest finite logit of a few rows that cross_entropy was given, in the first "
         "forward pass of a sampled step.",
         read=_of_run("logit_max"),
     ),
-    Metric(
-        name="mp_agent.output.logsumexp.max",
-        unit="{logit}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.output.logsumexp.max",
+        "{logit}",
         help="Largest log-sum-exp (log Z, by which softmax normalizes) of those rows.",
         read=_of_run("logsumexp_max"),
     ),
-    Metric(
-        name="mp_agent.output.logsumexp.min",
-        unit="{logit}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.output.logsumexp.min",
+        "{logit}",
         help="Smallest log-sum-exp of those rows.",
         read=_of_run("logsumexp_min"),
     ),
-    Metric(
-        name="mp_agent.output.logsumexp.mean",
-        unit="{logit}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.output.logsumexp.mean",
+        "{logit}",
         help="Mean log-sum-exp of those rows, of those where it is finite.",
         read=_mean,
     ),
-    Metric(
-        name="mp_agent.output.logsumexp.size",
-        unit="{logit}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.output.logsumexp.size",
+        "{logit}",
         help="Largest magnitude of a log-sum-exp of those rows.",
         read=_size,
     ),
-    Metric(
-        name="mp_agent.output.logsumexp.growth",
-        unit="{factor}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.output.logsumexp.growth",
+        "{factor}",
         help="Median of the last three samples of that magnitude, divided by the median of the "
         "run's earlier half of samples, or by 1 where that is less. Absent before 8 samples.",
         read=_output_growth,
     ),
-    Metric(
-        name="mp_agent.output.nonfinite.rows",
-        unit="{row}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.output.nonfinite.rows",
+        "{row}",
         help="Rows whose log-sum-exp was NaN or Inf, of those looked at, in the steps that were "
         "sampled.",
         count=lambda change: change.step.families.get(LOGITS.name, {}).get("nonfinite_rows", 0.0),

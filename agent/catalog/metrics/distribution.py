@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from math import floor, log2, sqrt
 
-from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metric import Metric, Reading, Scope, gauge
 from mp_agent.catalog.metrics.gradients import deviation, mean, of_fp16
 from mp_agent.catalog.metrics.optimizer import Quantity
 from mp_agent.records.columns import DISTRIBUTION, EXPONENTS, GRADIENTS, exponent_column
@@ -63,84 +63,66 @@ def _best_scale(run: RunView) -> Reading:
 
 
 DISTRIBUTION_METRICS = (
-    Metric(
-        name="mp_agent.grad.mean",
-        unit="{gradient}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.mean",
+        "{gradient}",
         help="Mean of all elements of the unscaled gradients.",
         read=_of_run(mean),
     ),
-    Metric(
-        name="mp_agent.grad.deviation",
-        unit="{gradient}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.deviation",
+        "{gradient}",
         help="Standard deviation of all elements of the unscaled gradients.",
         read=_of_run(deviation),
     ),
-    Metric(
-        name="mp_agent.grad.exponent.elements",
-        unit="{element}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.exponent.elements",
+        "{element}",
         labels=("below",),
         help="Gradient elements by magnitude, unscaled: those below the label's value and not "
         "below a 16th of it; the first also has all smaller ones but zero, the last all larger "
         "ones.",
         read=_exponents,
     ),
-    Metric(
-        name="mp_agent.grad.fp16.flushed",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.fp16.flushed",
+        "1",
         labels=("scale",),
         help="Share of the non-zero gradient elements that FP16 rounds to zero: at the loss scale "
         "in_force, and as it would be at half and at double that scale. Zeros that FP16 already "
         "made are not seen. Absent without a loss scale.",
         read=_flushed,
     ),
-    Metric(
-        name="mp_agent.grad.fp16.subnormal",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.fp16.subnormal",
+        "1",
         help="Share of the non-zero gradient elements that are subnormal in FP16 at the loss scale "
         "in force, with fewer significant bits the smaller they are.",
         read=_of_run(of_fp16("subnormal_elements")),
     ),
-    Metric(
-        name="mp_agent.grad.fp16.near_overflow",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.fp16.near_overflow",
+        "1",
         help="Share of the non-zero gradient elements above 60 000 at the loss scale in force.",
         read=_of_run(of_fp16("near_overflow_elements")),
     ),
-    Metric(
-        name="mp_agent.grad.fp16.overflow_at_double",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.fp16.overflow_at_double",
+        "1",
         help="Share of the non-zero gradient elements that would be Inf in FP16 at twice the loss "
         "scale in force.",
         read=_of_run(of_fp16("overflow_at_double_elements")),
     ),
-    Metric(
-        name="mp_agent.grad.fp16.headroom_low",
-        unit="{bit}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.fp16.headroom_low",
+        "{bit}",
         help="Halvings that the smallest non-zero scaled gradient is away from FP16's smallest "
         "number, same step as the norm; negative below it. Absent without a loss scale.",
         read=_low_headroom,
     ),
-    Metric(
-        name="mp_agent.loss_scale.best",
-        unit="{scale}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.loss_scale.best",
+        "{scale}",
         help="Largest power of two at which the largest gradient of the step still fits into FP16 "
         "with a factor of two to spare. Absent without a loss scale.",
         read=_best_scale,
@@ -148,20 +130,18 @@ DISTRIBUTION_METRICS = (
 )
 
 DISTRIBUTION_LAYER_METRICS = (
-    Metric(
-        name="mp_agent.layer.grad.deviation",
-        unit="{gradient}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.grad.deviation",
+        "{gradient}",
         scope=Scope.LAYER,
         family=DISTRIBUTION.name,
         gives_way=True,
         help="Standard deviation of the elements of the layer's unscaled gradient.",
         read=_of_layer(deviation),
     ),
-    Metric(
-        name="mp_agent.layer.grad.fp16.flushed",
-        unit="1",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.grad.fp16.flushed",
+        "1",
         scope=Scope.LAYER,
         family=DISTRIBUTION.name,
         help="Share of the layer's non-zero gradient elements that FP16 rounds to zero at the loss "
@@ -185,11 +165,9 @@ def _gauge(
     def read_run(run: RunView) -> Reading:
         return {(label,): read(collection) for label, collection in run.collections.items()}
 
-    return Metric(
-        name=f"mp_agent.collection.{name}",
-        unit=unit,
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    return gauge(
+        f"mp_agent.collection.{name}",
+        unit,
         labels=("collection",),
         help=text,
         read=read_run,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metric import Reading, Scope, counter, gauge, info
 from mp_agent.records.columns import FP8
 from mp_agent.records.health import Fp8Scaling
 from mp_agent.records.merged import StepTransition
@@ -53,83 +53,64 @@ def _nonfinite(change: StepTransition) -> float:
 
 
 FP8_METRICS = (
-    Metric(
-        name="mp_agent.fp8.flushed",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.fp8.flushed",
+        "1",
         labels=("operand",),
         help="Share of the non-zero elements that a cast to FP8 rounds to zero when each tensor is "
         "scaled by its own amax: E4M3 for input and weight of linear layers, E5M2 for the gradient "
         "of their output; of each rank's own part of a tensor, whether or not the layer is in FP8.",
         read=_of_run(_flushed),
     ),
-    Metric(
-        name="mp_agent.fp8.saturated",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.fp8.saturated",
+        "1",
         help="Share of the tensors cast with a scale of an earlier step whose amax was beyond the "
         "format's largest number, or not finite. Absent without delayed scaling.",
         read=_of_run(saturated),
     ),
-    Metric(
-        name="mp_agent.fp8.range_used.max",
-        unit="{factor}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.fp8.range_used.max",
+        "{factor}",
         help="Amax times scale divided by the format's largest number, of the tensor where it is "
         "largest; above 1 it was saturated. Absent without delayed scaling.",
         read=_of_run(lambda values: values.get("range_used_max")),
     ),
-    Metric(
-        name="mp_agent.fp8.range_used.min",
-        unit="{factor}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.fp8.range_used.min",
+        "{factor}",
         help="The same of the tensor where it is smallest: far below 1, its scale is out of date.",
         read=_of_run(lambda values: values.get("range_used_min")),
     ),
-    Metric(
-        name="mp_agent.fp8.scale.min",
-        unit="{scale}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.fp8.scale.min",
+        "{scale}",
         help="Smallest scale with which a tensor was cast. Absent without delayed scaling.",
         read=_of_run(lambda values: values.get("scale_min")),
     ),
-    Metric(
-        name="mp_agent.fp8.scale.max",
-        unit="{scale}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.fp8.scale.max",
+        "{scale}",
         help="Largest scale with which a tensor was cast. Absent without delayed scaling.",
         read=_of_run(lambda values: values.get("scale_max")),
     ),
-    Metric(
-        name="mp_agent.fp8.nonfinite.elements",
-        unit="{element}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.fp8.nonfinite.elements",
+        "{element}",
         help="NaN and Inf among the elements of inputs, weights and output gradients of linear "
         "layers, in the steps that were sampled.",
         count=_nonfinite,
     ),
-    Metric(
-        name="mp_agent.layers.fp8_misscaled",
-        unit="{layer}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.layers.fp8_misscaled",
+        "{layer}",
         thresholds=("fp8_range_used_high", "fp8_range_used_low", "fp8_scaling_samples"),
         help="Layers with a tensor that used more of FP8's range than the one limit, or less than "
         "the other, in several consecutive samples. Absent without delayed scaling.",
         read=_of_scaling(lambda scaling: float(scaling.misscaled)),
     ),
-    Metric(
-        name="mp_agent.fp8_misscaled_layer.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.fp8_misscaled_layer.info",
         labels=("layer", "reason"),
         help="Such a layer, with what its scale does to a tensor: `saturated` or `unused`, the "
         "range; 10 of each at most, the furthest ones first.",
@@ -144,10 +125,9 @@ def _of_layer(quantity: Quantity) -> Callable[[LayerView], Reading]:
 
 FP8_LAYER_METRICS = (
     *(
-        Metric(
-            name=f"mp_agent.layer.fp8.{operand}.flushed",
-            unit="1",
-            kind=Kind.GAUGE,
+        gauge(
+            f"mp_agent.layer.fp8.{operand}.flushed",
+            "1",
             scope=Scope.LAYER,
             family=FP8.name,
             gives_way=True,
@@ -161,40 +141,36 @@ FP8_LAYER_METRICS = (
             ("gradient", "output's gradient", "E5M2"),
         )
     ),
-    Metric(
-        name="mp_agent.layer.fp8.saturated",
-        unit="1",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.fp8.saturated",
+        "1",
         scope=Scope.LAYER,
         family=FP8.name,
         help="Share of the layer's tensors with delayed scaling whose amax was beyond the format's "
         "largest number, or not finite.",
         read=_of_layer(saturated),
     ),
-    Metric(
-        name="mp_agent.layer.fp8.range_used.max",
-        unit="{factor}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.fp8.range_used.max",
+        "{factor}",
         scope=Scope.LAYER,
         family=FP8.name,
         help="Amax times scale divided by the format's largest number, of the layer's tensor where "
         "it is largest; above 1 it was saturated.",
         read=_of_layer(lambda values: values.get("range_used_max")),
     ),
-    Metric(
-        name="mp_agent.layer.fp8.range_used.min",
-        unit="{factor}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.fp8.range_used.min",
+        "{factor}",
         scope=Scope.LAYER,
         family=FP8.name,
         gives_way=True,
         help="The same of the layer's tensor where it is smallest.",
         read=_of_layer(lambda values: values.get("range_used_min")),
     ),
-    Metric(
-        name="mp_agent.layer.fp8.amax",
-        unit="{element}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.fp8.amax",
+        "{element}",
         scope=Scope.LAYER,
         family=FP8.name,
         gives_way=True,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from math import sqrt
 
-from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metric import Reading, Scope, counter, gauge, info
 from mp_agent.catalog.metrics.gradients import OPTIMIZER
 from mp_agent.catalog.thresholds import level_label
 from mp_agent.records.columns import LOCAL_GRAD_NONFINITE_ELEMENTS, LOCAL_GRAD_NORM
@@ -55,39 +55,31 @@ def _above(change: StepTransition, norms: Mapping[str, float]) -> Reading:
 
 
 NORM_METRICS = (
-    Metric(
-        name="mp_agent.grad.norm.usual",
-        unit="{norm}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.norm.usual",
+        "{norm}",
         optional_labels=OPTIMIZER,
         help="Median of the last 128 gradient norms, without those that exploded.",
         read=_usual,
     ),
-    Metric(
-        name="mp_agent.grad.norm.usual.peak",
-        unit="{norm}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.norm.usual.peak",
+        "{norm}",
         optional_labels=OPTIMIZER,
         help="Largest value of mp_agent_grad_norm_usual so far.",
         read=_peak,
     ),
-    Metric(
-        name="mp_agent.grad.norm.below.steps",
-        unit="{step}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.norm.below.steps",
+        "{step}",
         labels=("limit",),
         thresholds=_LOW_BOUNDS,
         help="Consecutive steps whose gradient norm was below the threshold that `limit` names.",
         read=_below,
     ),
-    Metric(
-        name="mp_agent.grad.exploded.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.grad.exploded.steps",
+        "{step}",
         labels=("bound",),
         label_values=_bounds,
         thresholds=(*_HIGH_BOUNDS, "grad_norm_growth"),
@@ -95,22 +87,18 @@ NORM_METRICS = (
         "its own usual value.",
         count=_exploded,
     ),
-    Metric(
-        name="mp_agent.grad.exploded.unclipped.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.grad.exploded.unclipped.steps",
+        "{step}",
         labels=("bound",),
         label_values=_bounds,
         thresholds=(*_HIGH_BOUNDS, "grad_norm_growth"),
         help="Such steps on which clipping is not known to have reduced the gradients.",
         count=_unclipped,
     ),
-    Metric(
-        name="mp_agent.clip.scaled.steps",
-        unit="{step}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.clip.scaled.steps",
+        "{step}",
         help="Consecutive steps whose clipping saw gradients that were still multiplied by the "
         "loss scale; 0 if it runs after unscale_.",
         read=lambda run: float(run.health.scaled_clip_steps),
@@ -159,92 +147,70 @@ def _sampled_step(run: RunView) -> Reading:
 
 
 LAYER_TROUBLE_METRICS = (
-    Metric(
-        name="mp_agent.sampled.step",
-        unit="{step}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.sampled.step",
+        "{step}",
         labels=("family",),
         help="The trainer's step on which layers, and statistics that are not measured on every "
         "step, were last measured: their gauges keep the values of that step. Label family says "
         "of what: gradients, optimizer, distribution, activations or tensors.",
         read=_sampled_step,
     ),
-    Metric(
-        name="mp_agent.layers.dead",
-        unit="{layer}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.layers.dead",
+        "{layer}",
         thresholds=("layer_dead_abs_max", "layer_dead_samples", "layer_fall"),
         help="Layers whose gradient was close to zero in three consecutive samples, and far "
         "below its initial values; layers that never had a gradient, or have none at times "
         "(frozen, unused, idle experts), are not counted.",
         read=_dead,
     ),
-    Metric(
-        name="mp_agent.dead_layer.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.dead_layer.info",
         labels=("layer",),
         help="Such a layer; 10 at most, those nearest to the input.",
         read=_dead_names,
     ),
-    Metric(
-        name="mp_agent.layers.underflowing",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.layers.underflowing",
+        "1",
         thresholds=("layer_zero_rise", "layer_flushed"),
         help="Share of the layers whose gradient has far more zeros than in their first "
         "samples, or is largely below FP16's smallest number at the loss scale in force; absent "
         "before there are such samples.",
         read=_underflowing,
     ),
-    Metric(
-        name="mp_agent.underflowing_layer.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.underflowing_layer.info",
         labels=("layer",),
         help="Such a layer; 10 at most, those nearest to the input.",
         read=_underflowing_names,
     ),
-    Metric(
-        name="mp_agent.layers.exploding",
-        unit="{layer}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.layers.exploding",
+        "{layer}",
         thresholds=("layer_growth", "layer_dead_samples"),
         help="Layers whose gradient norm was far above their own usual one in three consecutive "
         "samples, while that of most layers was not.",
         read=_exploding,
     ),
-    Metric(
-        name="mp_agent.exploding_layer.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.exploding_layer.info",
         labels=("layer",),
         help="Such a layer; 10 at most, those nearest to the input.",
         read=_exploding_names,
     ),
-    Metric(
-        name="mp_agent.layers.without_gradient",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.layers.without_gradient",
+        "1",
         thresholds=("untrained_steps",),
         help="Share of the layers that the optimizer holds, and that require gradients, which have "
         "never had one since the start of the attempt; absent during the first 64 steps. Idle "
         "experts are not counted, and neither are layers of optimizers without any gradient.",
         read=_without_gradient,
     ),
-    Metric(
-        name="mp_agent.layer.without_gradient.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.layer.without_gradient.info",
         labels=("layer",),
         help="Such a layer; 10 at most, those nearest to the input.",
         read=_names_without_gradient,
@@ -258,43 +224,38 @@ def _zero_ratio(layer: LayerView) -> Reading:
 
 
 LAYER_METRICS = (
-    Metric(
-        name="mp_agent.layer.grad.norm",
-        unit="{norm}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.grad.norm",
+        "{norm}",
         scope=Scope.LAYER,
         help="L2 norm of the layer's unscaled gradient before clipping.",
         read=lambda layer: sqrt(layer.values["sum_squares"]) if layer.judged else None,
     ),
-    Metric(
-        name="mp_agent.layer.grad.abs_max",
-        unit="{gradient}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.grad.abs_max",
+        "{gradient}",
         scope=Scope.LAYER,
         help="Largest gradient magnitude in the layer.",
         read=lambda layer: layer.values["abs_max"] if layer.judged else None,
     ),
-    Metric(
-        name="mp_agent.layer.grad.abs_min",
-        unit="{gradient}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.grad.abs_min",
+        "{gradient}",
         scope=Scope.LAYER,
         help="Smallest gradient magnitude in the layer other than zero; absent when all are zero.",
         gives_way=True,
         read=lambda layer: layer.values.get("abs_min") if layer.judged else None,
     ),
-    Metric(
-        name="mp_agent.layer.grad.zero",
-        unit="1",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.grad.zero",
+        "1",
         scope=Scope.LAYER,
         help="Share of the layer's gradient elements that are exactly zero.",
         read=_zero_ratio,
     ),
-    Metric(
-        name="mp_agent.layer.grad.nonfinite.elements",
-        unit="{element}",
-        kind=Kind.COUNTER,
+    counter(
+        "mp_agent.layer.grad.nonfinite.elements",
+        "{element}",
         scope=Scope.LAYER,
         help="NaN and Inf gradient elements of the layer, in the steps that were sampled.",
         count=lambda layer: (
@@ -315,19 +276,17 @@ def _norm(rank: RankView) -> Reading:
 
 
 RANK_LOCAL_GRADIENT_METRICS = (
-    Metric(
-        name="mp_agent.rank.local_grad.norm",
-        unit="{gradient}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.rank.local_grad.norm",
+        "{gradient}",
         scope=Scope.RANK,
         help=f"L2 norm over the finite elements of {_OF_WHAT}, unscaled; absent where that was "
         "not measured.",
         read=_norm,
     ),
-    Metric(
-        name="mp_agent.rank.local_grad.nonfinite.elements",
-        unit="{element}",
-        kind=Kind.COUNTER,
+    counter(
+        "mp_agent.rank.local_grad.nonfinite.elements",
+        "{element}",
         scope=Scope.RANK,
         help=f"NaN and Inf elements of {_OF_WHAT}; those of an overflow that GradScaler skips "
         "count, too.",
@@ -382,63 +341,49 @@ def _local_state(run: RunView) -> Reading:
 
 
 REPLICA_METRICS = (
-    Metric(
-        name="mp_agent.replica.divergence",
-        unit="",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.replica.divergence",
+        "",
         labels=("kind",),
         help="1 if ranks that must have the same gradients, or weights, differed when they were "
         "last compared, else 0; absent if there was nothing to compare. Weights are compared "
         "before the update; state is what else a checkpoint holds: frozen parameters, buffers.",
         read=_diverged,
     ),
-    Metric(
-        name="mp_agent.replica.divergence.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.replica.divergence.steps",
+        "{step}",
         labels=("kind",),
         label_values=lambda thresholds: tuple((kind,) for kind in _KINDS),
         help="Steps on which such ranks were compared and differed.",
         count=_diverging_steps,
     ),
-    Metric(
-        name="mp_agent.divergent_ranks.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.divergent_ranks.info",
         labels=("kind", "step", "ranks", "tensors"),
         help="The step on which ranks last differed, the ranks that differ from the majority (none "
         "if there is no majority), and the tensors that differ, as far as they are known.",
         read=_divergent_ranks,
     ),
-    Metric(
-        name="mp_agent.replica.unreduced.steps",
-        unit="{step}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.replica.unreduced.steps",
+        "{step}",
         thresholds=("unreduced_steps",),
         help="Consecutive steps that ranks which hold copies of one model have made with "
         "gradients that no collective reduced, once no periodic averaging of the weights explains "
         "it; else 0.",
         read=lambda run: float(run.unreduced_steps),
     ),
-    Metric(
-        name="mp_agent.replica.unexplained.tensors",
-        unit="{tensor}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.replica.unexplained.tensors",
+        "{tensor}",
         help="Frozen parameters and buffers of which a checkpoint would hold one rank's alone: "
         "they differ between ranks that train the same weights, are not local by design, and were "
         "never seen equal; absent if there was nothing to compare.",
         read=_unexplained,
     ),
-    Metric(
-        name="mp_agent.local_state.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.local_state.info",
         labels=("why", "tensors"),
         help="Frozen parameters and buffers that differ between ranks which train the same "
         "weights: by design, as statistics of BatchNorm do, or for an unknown reason.",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from math import log2, sqrt
 from typing import TypeVar
 
-from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metric import Reading, counter, gauge
 from mp_agent.catalog.metrics.optimizer import Columns, Quantity, share
 from mp_agent.catalog.thresholds import level_label
 from mp_agent.records.merged import MergedStep, OptimizerStep, StepTransition
@@ -145,80 +145,64 @@ def _clipped(change: StepTransition) -> Reading:
 
 
 GRADIENT_METRICS = (
-    Metric(
-        name="mp_agent.grad.norm",
-        unit="{norm}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.norm",
+        "{norm}",
         help="Global L2 norm of the unscaled gradients before clipping; last step that was neither "
         "skipped nor non-finite.",
         optional_labels=OPTIMIZER,
         read=lambda run: _judged(run, lambda step: step.grad_norm),
     ),
-    Metric(
-        name="mp_agent.grad.abs_max",
-        unit="{gradient}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.abs_max",
+        "{gradient}",
         help="Largest gradient magnitude of the same step as the norm.",
         optional_labels=OPTIMIZER,
         read=lambda run: _judged(run, lambda step: step.gradients.get("abs_max")),
     ),
-    Metric(
-        name="mp_agent.grad.abs_min",
-        unit="{gradient}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.abs_min",
+        "{gradient}",
         help="Smallest gradient magnitude other than zero, same step as the norm; absent when all "
         "are zero.",
         optional_labels=OPTIMIZER,
         read=lambda run: _judged(run, lambda step: step.gradients.get("abs_min")),
     ),
-    Metric(
-        name="mp_agent.grad.zero",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.zero",
+        "1",
         help="Share of gradient elements that are exactly zero, same step as the norm.",
         optional_labels=OPTIMIZER,
         read=lambda run: _judged(run, _zero_ratio),
     ),
-    Metric(
-        name="mp_agent.grad.finite",
-        unit="",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.finite",
+        "",
         help="1 if all gradients of the last step were finite, else 0.",
         optional_labels=OPTIMIZER,
         read=_finite,
     ),
-    Metric(
-        name="mp_agent.grad.norm.window_max",
-        unit="{norm}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.norm.window_max",
+        "{norm}",
         help="Largest gradient norm over the last window_seconds.",
         optional_labels=OPTIMIZER,
         read=lambda run: of_optimizers(
             run.norm_window_max, run.optimizer_extremes, lambda extremes: extremes[0]
         ),
     ),
-    Metric(
-        name="mp_agent.grad.norm.window_min",
-        unit="{norm}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.norm.window_min",
+        "{norm}",
         help="Smallest gradient norm over the last window_seconds.",
         optional_labels=OPTIMIZER,
         read=lambda run: of_optimizers(
             run.norm_window_min, run.optimizer_extremes, lambda extremes: extremes[1]
         ),
     ),
-    Metric(
-        name="mp_agent.grad.norm.exceeded.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.grad.norm.exceeded.steps",
+        "{step}",
         labels=("bound",),
         optional_labels=OPTIMIZER,
         label_values=_bounds,
@@ -226,11 +210,9 @@ GRADIENT_METRICS = (
         help="Steps whose gradient norm was above the bound, by the bound's level.",
         count=_exceeded,
     ),
-    Metric(
-        name="mp_agent.grad.norm.bound",
-        unit="{norm}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.norm.bound",
+        "{norm}",
         labels=("bound",),
         thresholds=_NORM_BOUNDS,
         help="Gradient norm above which steps are counted at each level, as this job has set it.",
@@ -240,11 +222,9 @@ GRADIENT_METRICS = (
             if name in run.thresholds
         },
     ),
-    Metric(
-        name="mp_agent.grad.norm.unclipped.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.grad.norm.unclipped.steps",
+        "{step}",
         labels=("bound",),
         optional_labels=OPTIMIZER,
         label_values=_bounds,
@@ -252,73 +232,57 @@ GRADIENT_METRICS = (
         help="Steps whose gradient norm was above the bound and was not shrunk by clipping.",
         count=_unclipped,
     ),
-    Metric(
-        name="mp_agent.grad.fp16.headroom",
-        unit="{bit}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.grad.fp16.headroom",
+        "{bit}",
         help="Doublings that the largest scaled gradient is away from FP16's largest number, same "
         "step as the norm; absent without a loss scale.",
         read=_headroom,
     ),
-    Metric(
-        name="mp_agent.grad.nonfinite.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.grad.nonfinite.steps",
+        "{step}",
         help="Steps with at least one NaN or Inf gradient element, skipped or not.",
         optional_labels=OPTIMIZER,
         count=_nonfinite_step,
     ),
-    Metric(
-        name="mp_agent.grad.nan.elements",
-        unit="{element}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.grad.nan.elements",
+        "{element}",
         help="Gradient elements that were NaN.",
         optional_labels=OPTIMIZER,
         count=lambda change: _elements(change, "nan_elements"),
     ),
-    Metric(
-        name="mp_agent.grad.inf.elements",
-        unit="{element}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.grad.inf.elements",
+        "{element}",
         help="Gradient elements that were +Inf or -Inf.",
         optional_labels=OPTIMIZER,
         count=lambda change: _elements(change, "inf_elements"),
     ),
-    Metric(
-        name="mp_agent.nonfinite.updates",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.nonfinite.updates",
+        "{step}",
         help="Steps on which the optimizer was stepped with non-finite gradients, but for those of "
         "which the guard skipped the update.",
         optional_labels=OPTIMIZER,
         count=_nonfinite_update,
     ),
-    Metric(
-        name="mp_agent.clip.max_norm",
-        unit="{norm}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.clip.max_norm",
+        "{norm}",
         help="Limit given to gradient clipping.",
         read=lambda run: None if run.last is None else run.last.get("clip_max_norm"),
     ),
-    Metric(
-        name="mp_agent.clip.coefficient",
-        unit="{factor}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.clip.coefficient",
+        "{factor}",
         help="Factor that clipping applied to the gradients: 1 when it left them alone.",
         read=lambda run: None if run.judged is None else run.judged.clip_coefficient,
     ),
-    Metric(
-        name="mp_agent.clipped.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.clipped.steps",
+        "{step}",
         help="Steps on which clipping shrank the gradients.",
         count=_clipped,
     ),

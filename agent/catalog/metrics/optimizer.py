@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from math import sqrt
 
-from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metric import Reading, Scope, gauge, info
 from mp_agent.records.columns import OPTIMIZER
 from mp_agent.records.views import LayerView, RunView
 
@@ -46,29 +46,26 @@ def _of_layer(quantity: Quantity) -> Callable[[LayerView], Reading]:
 
 
 UPDATE_LAYER_METRICS = (
-    Metric(
-        name="mp_agent.layer.weight.norm",
-        unit="{norm}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.weight.norm",
+        "{norm}",
         scope=Scope.LAYER,
         family=OPTIMIZER.name,
         help="L2 norm of the layer's weights after the optimizer's step.",
         read=_of_layer(weight_norm),
     ),
-    Metric(
-        name="mp_agent.layer.update.relative",
-        unit="{factor}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.update.relative",
+        "{factor}",
         scope=Scope.LAYER,
         family=OPTIMIZER.name,
         help="L2 norm of what the step added to the layer's weights, divided by their norm before; "
         "absent while they are all zero.",
         read=_of_layer(relative_update),
     ),
-    Metric(
-        name="mp_agent.layer.updates.lost",
-        unit="1",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.updates.lost",
+        "1",
         scope=Scope.LAYER,
         family=OPTIMIZER.name,
         gives_way=True,
@@ -76,19 +73,17 @@ UPDATE_LAYER_METRICS = (
         "than 16 bits.",
         read=_of_layer(lost_updates),
     ),
-    Metric(
-        name="mp_agent.layer.moment.rms",
-        unit="{factor}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.moment.rms",
+        "{factor}",
         scope=Scope.LAYER,
         family=OPTIMIZER.name,
         help="Root of the mean of the layer's squared gradient divided by Adam's second moment.",
         read=_of_layer(moment_rms),
     ),
-    Metric(
-        name="mp_agent.layer.learning_rate",
-        unit="{rate}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.learning_rate",
+        "{rate}",
         scope=Scope.LAYER,
         family=OPTIMIZER.name,
         gives_way=True,
@@ -116,38 +111,30 @@ def _stale_names(run: RunView) -> Reading:
 
 
 UPDATE_METRICS = (
-    Metric(
-        name="mp_agent.weight.norm",
-        unit="{norm}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.weight.norm",
+        "{norm}",
         help="L2 norm of all weights after the optimizer's step.",
         read=_of_run(weight_norm),
     ),
-    Metric(
-        name="mp_agent.update.relative",
-        unit="{factor}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.update.relative",
+        "{factor}",
         help="L2 norm of what the optimizer's step added to the weights, divided by the norm that "
         "they had before; about 1e-3 in most healthy runs.",
         read=_of_run(relative_update),
     ),
-    Metric(
-        name="mp_agent.updates.lost",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.updates.lost",
+        "1",
         help="Share of the weights in formats of at most 16 bits that were to change, since their "
         "gradient or its moving average is not zero, and did not: the update was rounded away. "
         "Absent when the optimizer steps no such weights.",
         read=_of_run(lost_updates),
     ),
-    Metric(
-        name="mp_agent.adam.below_epsilon",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.adam.below_epsilon",
+        "1",
         help="Share of the elements that have gradients for which the root of Adam's second "
         "moment, corrected for its bias, is below epsilon, which then sets the size of their "
         "updates.",
@@ -155,67 +142,52 @@ UPDATE_METRICS = (
             lambda values: share(values, "below_epsilon_elements", "active_elements"),
         ),
     ),
-    Metric(
-        name="mp_agent.adam.epsilon_lost",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.adam.epsilon_lost",
+        "1",
         help="Share of the elements whose second moment is kept in a format whose smallest "
         "number is above epsilon, such as FP16 (5.96e-8) for an epsilon of 1e-8.",
         read=_of_run(
             lambda values: share(values, "lost_epsilon_elements", "moment_elements"),
         ),
     ),
-    Metric(
-        name="mp_agent.moment.rms",
-        unit="{factor}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.moment.rms",
+        "{factor}",
         help="Root of the mean, over all elements that have gradients, of the squared gradient "
         "divided by Adam's second moment. Near 1 while the moments are up to date; far above 1 "
         "gradients have grown faster than the moments follow, and updates are too large.",
         read=_of_run(moment_rms),
     ),
-    Metric(
-        name="mp_agent.moment.rms.layer_max",
-        unit="{factor}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.moment.rms.layer_max",
+        "{factor}",
         help="The largest such root of a layer with at least 256 elements that have gradients.",
         read=_rms_layer_max,
     ),
-    Metric(
-        name="mp_agent.layers.moment_stale",
-        unit="{layer}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.layers.moment_stale",
+        "{layer}",
         thresholds=("moment_rms_high", "moment_rms_samples"),
         help="Layers in which that root was above its limit in several consecutive samples.",
         read=_stale,
     ),
-    Metric(
-        name="mp_agent.moment_stale_layer.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.moment_stale_layer.info",
         labels=("layer",),
         help="Such a layer; 10 at most, those with the largest roots.",
         read=_stale_names,
     ),
-    Metric(
-        name="mp_agent.learning_rate.max",
-        unit="{rate}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.learning_rate.max",
+        "{rate}",
         help="Largest learning rate of a parameter group, at the latest sampled "
         "step; mp_agent_learning_rate is that of the first group.",
         read=_of_run(lambda values: values.get("learning_rate")),
     ),
-    Metric(
-        name="mp_agent.learning_rate.min",
-        unit="{rate}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.learning_rate.min",
+        "{rate}",
         help="Smallest learning rate of a parameter group, at the latest sampled step.",
         read=_of_run(lambda values: values.get("learning_rate_min")),
     ),

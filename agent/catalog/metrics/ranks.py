@@ -1,6 +1,6 @@
 """Metrics of ranks, and of what they wait for."""
 
-from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metric import Reading, Scope, counter, gauge, info
 from mp_agent.records.views import RankView, RunView
 
 
@@ -22,86 +22,74 @@ def _overhead(rank: RankView) -> Reading:
 
 
 RANK_METRICS = (
-    Metric(
-        name="mp_agent.rank.up",
-        unit="",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.rank.up",
+        "",
         scope=Scope.RANK,
         help="1 while the rank's process is alive, 0 after it has ended.",
         read=lambda rank: float(rank.up),
     ),
-    Metric(
-        name="mp_agent.rank.step",
-        unit="{step}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.rank.step",
+        "{step}",
         scope=Scope.RANK,
         help="Last step that this rank completed.",
         read=lambda rank: None if rank.step is None else float(rank.step),
     ),
-    Metric(
-        name="mp_agent.rank.last_step.timestamp",
-        unit="s",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.rank.last_step.timestamp",
+        "s",
         scope=Scope.RANK,
         help="Unix time at which the rank completed its last step.",
         read=lambda rank: rank.step_time_unix_seconds,
     ),
-    Metric(
-        name="mp_agent.rank.compute",
-        unit="s",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.rank.compute",
+        "s",
         scope=Scope.RANK,
         help="Time of the last step before the rank's first collective; absent if the first "
         "collective cannot be determined.",
         read=lambda rank: None if rank.values is None else rank.values.get("compute_seconds"),
     ),
-    Metric(
-        name="mp_agent.overhead",
-        unit="1",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.overhead",
+        "1",
         scope=Scope.RANK,
         labels=("resource",),
         help="Share of the time of recent steps that the rank's probe took, on the host and on "
         "the device. Host time is left out while the host is ahead of the device.",
         read=_overhead,
     ),
-    Metric(
-        name="mp_agent.probe.device",
-        unit="s",
-        kind=Kind.COUNTER,
+    counter(
+        "mp_agent.probe.device",
+        "s",
         scope=Scope.RANK,
         help="Device time that measuring gradients has taken on the rank.",
         count=lambda values: values.get("probe_device_seconds", 0.0),
     ),
-    Metric(
-        name="mp_agent.rank.loss",
-        unit="{loss}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.rank.loss",
+        "{loss}",
         scope=Scope.RANK,
         help="The rank's own loss on its last step; absent when it was not finite.",
         read=lambda rank: None if rank.values is None else rank.values.get("loss"),
     ),
-    Metric(
-        name="mp_agent.rank.loss.nonfinite.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
+    counter(
+        "mp_agent.rank.loss.nonfinite.steps",
+        "{step}",
         scope=Scope.RANK,
         help="Steps on which the rank's own loss was NaN or Inf.",
         count=lambda values: values.get("loss_nonfinite", 0.0),
     ),
-    Metric(
-        name="mp_agent.rank.phase.info",
-        unit="",
-        kind=Kind.INFO,
+    info(
+        "mp_agent.rank.phase.info",
         scope=Scope.RANK,
         labels=("phase",),
         help="Current phase of the rank.",
         read=lambda rank: {(rank.state.phase_name,): 1.0},
     ),
-    Metric(
-        name="mp_agent.rank.info",
-        unit="",
-        kind=Kind.INFO,
+    info(
+        "mp_agent.rank.info",
         scope=Scope.RANK,
         labels=("host", "local_rank", "device", "gpu_uuid"),
         help="Where the rank runs; the value is always 1.",
@@ -130,81 +118,61 @@ def _laggards(run: RunView) -> Reading:
 
 
 WAITING_METRICS = (
-    Metric(
-        name="mp_agent.step.usual",
-        unit="s",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.step.usual",
+        "s",
         help="Median time of the last 64 steps.",
         read=lambda run: run.health.usual_step_seconds,
     ),
-    Metric(
-        name="mp_agent.standing",
-        unit="s",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.standing",
+        "s",
         help="Time since the run last completed a step, or changed between training and "
         "evaluation, a checkpoint or another phase.",
         read=lambda run: run.standing_seconds,
     ),
-    Metric(
-        name="mp_agent.pause.longest",
-        unit="s",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.pause.longest",
+        "s",
         help="Longest such time in training from which the run recovered, halved every 12 "
         "hours: the duration of its rollouts and unmarked evaluations.",
         read=lambda run: run.longest_pause_seconds,
     ),
-    Metric(
-        name="mp_agent.phase.longest",
-        unit="s",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.phase.longest",
+        "s",
         help="Longest completed stay in the run's current phase outside training, after the "
         "first step, halved every 12 hours; absent in training.",
         read=lambda run: run.longest_phase_seconds,
     ),
-    Metric(
-        name="mp_agent.straggler.slowdown",
-        unit="{factor}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.straggler.slowdown",
+        "{factor}",
         help="Time before the first collective of the slowest rank, divided by the median of "
         "all ranks; medians over 16 steps, the smallest of the last four.",
         read=_slowdown,
     ),
-    Metric(
-        name="mp_agent.straggler.delay",
-        unit="s",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.straggler.delay",
+        "s",
         help="Difference between the same rank and the median: its cost per step.",
         read=_delay,
     ),
-    Metric(
-        name="mp_agent.straggler.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.straggler.info",
         labels=("rank",),
         help="The same rank.",
         read=_straggler,
     ),
-    Metric(
-        name="mp_agent.ranks.lagging",
-        unit="{rank}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.ranks.lagging",
+        "{rank}",
         help="Ranks that are behind the furthest one while no step is made; 0 while steps are "
         "made, and while a rank starts, evaluates or saves a checkpoint.",
         read=lambda run: float(len(run.health.laggards)),
     ),
-    Metric(
-        name="mp_agent.lagging_rank.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.lagging_rank.info",
         labels=("rank", "phase"),
         help="Such a rank and its phase, 16 at most; gone: its process has ended, or its node "
         "does not report.",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from math import ceil, sqrt
 
-from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metric import Reading, counter, gauge
 from mp_agent.catalog.thresholds import level_label
 from mp_agent.records.columns import DELTA_EDGES, LOGPROBS, delta_column
 from mp_agent.records.merged import StepTransition
@@ -120,98 +120,76 @@ def _mismatched(change: StepTransition) -> Reading:
 
 
 LOGPROB_METRICS = (
-    Metric(
-        name="mp_agent.logprobs.k1",
-        unit="{nat}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.logprobs.k1",
+        "{nat}",
         help="Mean over all tokens of the sampler's less the trainer's log-probability: Schulman's "
         "k1 estimate of KL(sampler || trainer); unbiased, and negative at times.",
         read=_of_run(k1),
     ),
-    Metric(
-        name="mp_agent.logprobs.k3",
-        unit="{nat}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.logprobs.k3",
+        "{nat}",
         help="Mean over all tokens of r - 1 - log r with r = exp(trainer - sampler): Schulman's k3 "
         "estimate of KL(sampler || trainer); never negative.",
         read=_of_run(k3),
     ),
-    Metric(
-        name="mp_agent.logprobs.delta.max",
-        unit="{nat}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.logprobs.delta.max",
+        "{nat}",
         help="Largest magnitude of the difference between the two log-probabilities of a token.",
         read=_of_run(lambda row: row.get("delta_abs_max")),
     ),
-    Metric(
-        name="mp_agent.logprobs.delta.p999",
-        unit="{nat}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.logprobs.delta.p999",
+        "{nat}",
         help="99.9th percentile of that magnitude, from bins: never below it, at most 19 % above "
         "it between 6e-5 and 64.",
         read=_of_run(lambda row: delta_quantile(row, _TAIL)),
     ),
-    Metric(
-        name="mp_agent.logprobs.correlation",
-        unit="{correlation}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.logprobs.correlation",
+        "{correlation}",
         help="Pearson's correlation of the two log-probabilities over all tokens, -1 to 1; none "
         "where one of them is constant.",
         read=_of_run(correlation),
     ),
-    Metric(
-        name="mp_agent.logprobs.effective.samples",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.logprobs.effective.samples",
+        "1",
         help="Effective sample size of the importance weights w = exp(trainer - sampler), "
         "(sum w)² / sum w², as a share of the tokens.",
         read=_of_run(effective_samples),
     ),
-    Metric(
-        name="mp_agent.logprobs.tokens",
-        unit="{token}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.logprobs.tokens",
+        "{token}",
         help="Tokens whose log-probabilities by trainer and sampler were compared.",
         count=_of_step("tokens"),
     ),
-    Metric(
-        name="mp_agent.logprobs.nonfinite.tokens",
-        unit="{token}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.logprobs.nonfinite.tokens",
+        "{token}",
         help="Tokens left out of the comparison, of which a log-probability is NaN, Inf or beyond "
         "1e100.",
         count=_of_step("nonfinite_tokens"),
     ),
-    Metric(
-        name="mp_agent.logprobs.clipped.tokens",
-        unit="{token}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.logprobs.clipped.tokens",
+        "{token}",
         help="Tokens whose log-probability by the trainer is more than 300 above the sampler's: "
         "their weight counts as exp(300).",
         count=_of_step("clipped_tokens"),
     ),
-    Metric(
-        name="mp_agent.logprobs.refused.calls",
-        unit="{call}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.logprobs.refused.calls",
+        "{call}",
         help="Calls of observe_logprobs with what cannot be compared, such as different shapes.",
         count=_of_step("refused_calls"),
     ),
-    Metric(
-        name="mp_agent.logprobs.mismatch.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.logprobs.mismatch.steps",
+        "{step}",
         labels=("bound",),
         label_values=_bounds,
         thresholds=(*_K3_BOUNDS, "logprob_delta_tail"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metric import Reading, Scope, counter, gauge, info
 from mp_agent.records.columns import ROUTERS
 from mp_agent.records.health import RouterBalance
 from mp_agent.records.merged import StepTransition
@@ -45,85 +45,66 @@ def _counted(column: str) -> Callable[[StepTransition], float]:
 
 
 ROUTER_METRICS = (
-    Metric(
-        name="mp_agent.router.load.max",
-        unit="{factor}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.router.load.max",
+        "{factor}",
         help="Tokens that the most loaded expert of a router is chosen for, divided by the mean "
         "over its experts (1 is even), before any is dropped; of the router and the rank where it "
         "is largest, in the first forward pass of a sampled step.",
         read=_of_run("load_max"),
     ),
-    Metric(
-        name="mp_agent.router.entropy.min",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.router.entropy.min",
+        "1",
         help="Mean entropy of softmax over a token's router logits, divided by the logarithm of "
         "the number of experts: 1 is undecided, 0 a single expert. Of the router where it is "
         "smallest; absent where routers show no logits.",
         read=_of_worst(lambda routers: routers.entropy_min),
     ),
-    Metric(
-        name="mp_agent.router.unused_experts",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.router.unused_experts",
+        "1",
         help="Share of a router's experts that no token of a rank's micro-batch was routed to, on "
         "average over the ranks, of the router where it is largest.",
         read=_of_worst(lambda routers: routers.unused_max),
     ),
-    Metric(
-        name="mp_agent.router.logit.abs_max",
-        unit="{logit}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.router.logit.abs_max",
+        "{logit}",
         help="Largest magnitude of a finite router logit.",
         read=_of_run("logit_abs_max"),
     ),
-    Metric(
-        name="mp_agent.router.dropped",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.router.dropped",
+        "1",
         help="Share of the choices of an expert by a token that were dropped, since the expert's "
         "capacity was full; of all routers that show it (DeepSpeed, Switch Transformers), absent "
         "without any.",
         read=lambda run: dropped(run.families.get(ROUTERS.name, {})),
     ),
-    Metric(
-        name="mp_agent.router.tokens",
-        unit="{token}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.router.tokens",
+        "{token}",
         help="Tokens looked at in routers, once by each, padding among them, in the steps that "
         "were sampled.",
         count=_counted("tokens"),
     ),
-    Metric(
-        name="mp_agent.router.nonfinite.tokens",
-        unit="{token}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.router.nonfinite.tokens",
+        "{token}",
         help="Those with a NaN or +Inf among their router logits.",
         count=_counted("nonfinite_tokens"),
     ),
-    Metric(
-        name="mp_agent.routers.collapsed",
-        unit="{router}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.routers.collapsed",
+        "{router}",
         thresholds=("router_entropy_low", "router_load_high", "router_collapse_samples"),
         help="Routers whose entropy was below its limit and whose load above its limit in several "
         "consecutive samples.",
         read=_of_worst(lambda routers: float(routers.collapsed)),
     ),
-    Metric(
-        name="mp_agent.collapsed_router.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.collapsed_router.info",
         labels=("layer",),
         help="Such a router; 10 at most, those with the largest loads.",
         read=_of_worst(lambda routers: {(name,): 1.0 for name in routers.collapsed_names}),
@@ -136,49 +117,44 @@ def _of_layer(quantity: Quantity) -> Callable[[LayerView], Reading]:
 
 
 ROUTER_LAYER_METRICS = (
-    Metric(
-        name="mp_agent.layer.router.load.max",
-        unit="{factor}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.router.load.max",
+        "{factor}",
         scope=Scope.LAYER,
         family=ROUTERS.name,
         help="Tokens that the most loaded expert of the layer is chosen for, divided by the mean "
         "over its experts (1 is even), before any is dropped; on the rank where it is largest.",
         read=_of_layer(lambda values: values.get("load_max")),
     ),
-    Metric(
-        name="mp_agent.layer.router.entropy",
-        unit="1",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.router.entropy",
+        "1",
         scope=Scope.LAYER,
         family=ROUTERS.name,
         help="Mean entropy of softmax over a token's router logits, divided by the logarithm of "
         "the number of experts: 1 is undecided, 0 a single expert.",
         read=_of_layer(entropy),
     ),
-    Metric(
-        name="mp_agent.layer.router.unused_experts",
-        unit="1",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.router.unused_experts",
+        "1",
         scope=Scope.LAYER,
         family=ROUTERS.name,
         help="Share of the layer's experts that no token of a rank's micro-batch was routed to, on "
         "average over the ranks.",
         read=_of_layer(unused_experts),
     ),
-    Metric(
-        name="mp_agent.layer.router.logit.abs_max",
-        unit="{logit}",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.router.logit.abs_max",
+        "{logit}",
         scope=Scope.LAYER,
         family=ROUTERS.name,
         help="Largest magnitude of a finite router logit of the layer.",
         read=_of_layer(lambda values: values.get("logit_abs_max")),
     ),
-    Metric(
-        name="mp_agent.layer.router.dropped",
-        unit="1",
-        kind=Kind.GAUGE,
+    gauge(
+        "mp_agent.layer.router.dropped",
+        "1",
         scope=Scope.LAYER,
         family=ROUTERS.name,
         help="Share of the choices of an expert by a token that were dropped, since the expert's "

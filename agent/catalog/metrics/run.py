@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metric import Reading, Scope, counter, gauge, histogram, info
 from mp_agent.records.merged import StepTransition
 from mp_agent.records.steps import EndReason
 from mp_agent.records.views import RunView
@@ -57,11 +57,8 @@ def _step_seconds(change: StepTransition) -> Reading:
 
 
 RUN_METRICS = (
-    Metric(
-        name="mp_agent.run.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.run.info",
         labels=(
             "attempt",
             "strategy",
@@ -77,11 +74,8 @@ RUN_METRICS = (
         "independent, mixed.",
         read=_run_info,
     ),
-    Metric(
-        name="mp_agent.formats.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.formats.info",
         labels=(*_FORMAT_FACTS, "fp8_library"),
         help="Number formats of autocast (empty without), parameters, masters that Megatron-Core "
         "steps in their place (empty without), gradients and products of FP32 matrices (tf32 "
@@ -90,176 +84,132 @@ RUN_METRICS = (
         "sign, formats of most elements first.",
         read=_formats_info,
     ),
-    Metric(
-        name="mp_agent.run.active",
-        unit="",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.run.active",
+        "",
         help="1 while the run is active, 0 after its end was detected.",
         read=lambda run: float(run.active),
     ),
-    Metric(
-        name="mp_agent.run.end.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.run.end.info",
         labels=("reason",),
         help="How the run ended: completed, failed, killed or unknown. Absent while it runs.",
         read=_end_info,
     ),
-    Metric(
-        name="mp_agent.run.attempts",
-        unit="{attempt}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.run.attempts",
+        "{attempt}",
         help="Attempts of the run that were started on the node of rank 0, including restarts.",
         read=lambda run: float(run.attempts),
     ),
-    Metric(
-        name="mp_agent.phase.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.phase.info",
         labels=("phase",),
         help="Phase of the rank that is furthest behind.",
         read=lambda run: {(run.phase_name,): 1.0},
     ),
-    Metric(
-        name="mp_agent.step",
-        unit="{step}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.step",
+        "{step}",
         help="Last step that all covered ranks completed, as numbered by the trainer if it "
         "reports a number.",
         read=lambda run: None if run.last is None else float(run.last.step),
     ),
-    Metric(
-        name="mp_agent.attempt.step",
-        unit="{step}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.attempt.step",
+        "{step}",
         help="The same step, counted from 1 in each attempt.",
         read=lambda run: None if run.last is None else float(run.last.sequence),
     ),
-    Metric(
-        name="mp_agent.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.steps",
+        "{step}",
         help="Optimizer steps, including skipped ones and those whose records were lost before "
         "they were read.",
         count=_steps_made,
     ),
-    Metric(
-        name="mp_agent.steps.measured",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.steps.measured",
+        "{step}",
         help="Optimizer steps of which the gradients were measured. Fewer than the steps where "
         "overhead_budget leaves some out, or CUDA graphs contain whole steps.",
         count=lambda change: float(change.step.flag("gradients_measured")),
     ),
-    Metric(
-        name="mp_agent.measuring.interval",
-        unit="{step}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.measuring.interval",
+        "{step}",
         help="Gradients are measured on every so many steps: more than 1 to stay within "
         "overhead_budget.",
         read=lambda run: None if run.last is None else run.last.get("measuring_interval_steps"),
     ),
-    Metric(
-        name="mp_agent.layers.interval",
-        unit="{step}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.layers.interval",
+        "{step}",
         help="Layers are measured on every so many steps: more than layer_interval to stay within "
         "overhead_budget.",
         read=lambda run: None if run.last is None else run.last.get("layer_interval_steps"),
     ),
-    Metric(
-        name="mp_agent.last_step.timestamp",
-        unit="s",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.last_step.timestamp",
+        "s",
         help="Unix time at which the last step was complete on all covered ranks.",
         read=lambda run: None if run.last is None else run.last.time_unix_seconds,
     ),
-    Metric(
-        name="mp_agent.step.duration",
-        unit="s",
-        kind=Kind.HISTOGRAM,
-        scope=Scope.RUN,
+    histogram(
+        "mp_agent.step.duration",
+        "s",
         bounds=(0.011, 0.025, 0.05, 0.11, 0.25, 0.5, 1.1, 2.5, 5.1, 10.1, 30.1, 60.1, 300.1),
         help="Wall time from one step's end to the next on the slowest rank.",
         count=_step_seconds,
     ),
-    Metric(
-        name="mp_agent.loss",
-        unit="{loss}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.loss",
+        "{loss}",
         help="Loss of a step: the sum over its backward passes, averaged over ranks; the last "
         "finite one.",
         read=lambda run: run.loss,
     ),
-    Metric(
-        name="mp_agent.nonfinite.since_step",
-        unit="{step}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.nonfinite.since_step",
+        "{step}",
         labels=("quantity",),
         help="First step from which on every loss, or all gradients that were measured, were NaN "
         "or Inf. Absent while they are finite. The gauges of loss, norm and layers keep their last "
         "finite values meanwhile.",
         read=lambda run: {(name,): float(step) for name, step in run.nonfinite_since.items()},
     ),
-    Metric(
-        name="mp_agent.loss.nonfinite.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.loss.nonfinite.steps",
+        "{step}",
         help="Steps on which the loss of at least one rank was NaN or Inf.",
         count=lambda change: float(change.step.flag("loss_nonfinite")),
     ),
-    Metric(
-        name="mp_agent.learning_rate",
-        unit="{rate}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.learning_rate",
+        "{rate}",
         help="Learning rate of the optimizer's first parameter group.",
         read=lambda run: run.learning_rate,
     ),
-    Metric(
-        name="mp_agent.tokens",
-        unit="{token}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.tokens",
+        "{token}",
         help="Tokens passed to observe(), summed over ranks.",
         count=lambda change: change.step.get("tokens") or 0.0,
     ),
-    Metric(
-        name="mp_agent.coverage",
-        unit="1",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.coverage",
+        "1",
         help="Share of the run's ranks that the merged metrics cover.",
         read=lambda run: run.coverage,
     ),
-    Metric(
-        name="mp_agent.missing_rank.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.missing_rank.info",
         labels=("rank",),
         help="A rank that the merged metrics do not cover.",
         read=lambda run: {(str(rank),): 1.0 for rank in run.missing_ranks},
     ),
-    Metric(
-        name="mp_agent.first_nonfinite.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.first_nonfinite.info",
         labels=("step", "rank", "layer", "phase"),
         help="Location of the first non-finite value of an incident; a label is empty if no "
         "evidence from before the gradient reduction identifies it.",
@@ -274,21 +224,17 @@ def _findings(run: RunView) -> Reading:
 
 
 CODE_METRICS = (
-    Metric(
-        name="mp_agent.lint.findings",
-        unit="{finding}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.lint.findings",
+        "{finding}",
         labels=("rule",),
         help="Mixed-precision mistakes that the rule finds in the main script and what it imports "
         "of its project; only with the setting check_script.",
         read=_findings,
     ),
-    Metric(
-        name="mp_agent.lint.files",
-        unit="{file}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.lint.files",
+        "{file}",
         help="Files of the main script's project that were checked for mixed-precision mistakes; "
         "0 if the check failed; absent without the setting check_script.",
         read=lambda run: None if run.script is None else float(run.script.files),
@@ -309,29 +255,23 @@ def _since_step(run: RunView) -> Reading:
 
 
 CONDITION_METRICS = (
-    Metric(
-        name="mp_agent.condition.active",
-        unit="",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.condition.active",
+        "",
         labels=("condition", "severity"),
         help="1 while the node agent detects the condition in the run, else 0.",
         read=_active,
     ),
-    Metric(
-        name="mp_agent.condition.since_step",
-        unit="{step}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.condition.since_step",
+        "{step}",
         labels=("condition", "severity"),
         help="Step at which the condition started; absent while it is not active.",
         read=_since_step,
     ),
-    Metric(
-        name="mp_agent.condition.fired",
-        unit="{condition}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.condition.fired",
+        "{condition}",
         labels=("condition", "severity"),
         help="Number of times that the condition started.",
         read=lambda run: {pair: float(count) for pair, count in run.conditions_fired.items()},
@@ -340,11 +280,8 @@ CONDITION_METRICS = (
 
 
 TRACKER_METRICS = (
-    Metric(
-        name="mp_agent.tracker.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.tracker.info",
         labels=("tracker", "name", "url"),
         help="An experiment tracker that the run is sent to (the setting trackers), what the run "
         "is called there, and where it is seen: a page, or a file address on the root agent's "
@@ -375,11 +312,9 @@ def _of_rank(values: Mapping[str, float]) -> Reading:
 
 
 STEP_PART_METRICS = (
-    Metric(
-        name="mp_agent.step.part",
-        unit="s",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.step.part",
+        "s",
         labels=("part",),
         help="Time of the parts of steps, each on the rank that takes longest for it: the parts "
         f"may add up to more than the step. They are {_MEANING}",
@@ -389,10 +324,9 @@ STEP_PART_METRICS = (
 )
 
 RANK_STEP_PART_METRICS = (
-    Metric(
-        name="mp_agent.rank.step.part",
-        unit="s",
-        kind=Kind.COUNTER,
+    counter(
+        "mp_agent.rank.step.part",
+        "s",
         scope=Scope.RANK,
         labels=("part",),
         help="Time of the parts of the rank's steps, which add up to its steps: "

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from math import ceil, isfinite, sqrt
 
-from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metric import Metric, Reading, counter, gauge, info
 from mp_agent.records.columns import TENSOR_EXPONENTS, exponent_column
 from mp_agent.records.tensor_collections import index_of, ratio_of
 from mp_agent.records.views import RunView
@@ -75,11 +75,9 @@ def _gauge(name: str, unit: str, text: str, read: Callable[[Row], float | None])
     def read_run(run: RunView) -> Reading:
         return {(tensor,): read(row) for tensor, row in run.tensors.items()}
 
-    return Metric(
-        name=f"mp_agent.tensor.{name}",
-        unit=unit,
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    return gauge(
+        f"mp_agent.tensor.{name}",
+        unit,
         labels=("tensor",),
         help=text,
         read=read_run,
@@ -165,28 +163,21 @@ TENSOR_METRICS = (
         "Index, from 0, of the slice whose range is farthest from the geometric mean of all there.",
         worst_slice,
     ),
-    Metric(
-        name="mp_agent.imbalanced_tensor.info",
-        unit="",
-        kind=Kind.INFO,
-        scope=Scope.RUN,
+    info(
+        "mp_agent.imbalanced_tensor.info",
         labels=("tensor", "slice"),
         help="The watched tensor whose slices differ most in range, and its worst slice.",
         read=_most_imbalanced,
     ),
-    Metric(
-        name="mp_agent.tensors.watched",
-        unit="{tensor}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.tensors.watched",
+        "{tensor}",
         help="Names of watched tensors that were measured; the first 64 have series.",
         read=_names,
     ),
-    Metric(
-        name="mp_agent.tensor.unmeasured.calls",
-        unit="{call}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.tensor.unmeasured.calls",
+        "{call}",
         help="Calls of mp_agent.watch_tensor on sampled steps that gave nothing to measure: no "
         "tensor with numbers, no name, or one name or call too many. "
         "mp_agent_unsupported_info says which.",

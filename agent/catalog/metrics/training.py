@@ -6,7 +6,7 @@ not skipped, and of at least half as many ranks as before.
 """
 
 from mp_agent.catalog.guard import DRY_RUN, Action
-from mp_agent.catalog.metric import Kind, Metric, Reading, Scope
+from mp_agent.catalog.metric import Reading, counter, gauge
 from mp_agent.records.merged import StepTransition
 from mp_agent.records.views import RunView
 
@@ -41,36 +41,28 @@ def _repeated_nonfinite_losses(change: StepTransition) -> Reading:
 
 
 LOSS_METRICS = (
-    Metric(
-        name="mp_agent.loss.median",
-        unit="{loss}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.loss.median",
+        "{loss}",
         help="Median of the last 256 losses; absent before the 64th.",
         read=_median,
     ),
-    Metric(
-        name="mp_agent.loss.deviation",
-        unit="{loss}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.loss.deviation",
+        "{loss}",
         help="Median absolute deviation of the same losses from their median.",
         read=_deviation,
     ),
-    Metric(
-        name="mp_agent.loss.spike.bound",
-        unit="{loss}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.loss.spike.bound",
+        "{loss}",
         help="Loss above which a step counts as unusual: the median plus a number of "
         "deviations, which is larger for noisy losses.",
         read=_spike_bound,
     ),
-    Metric(
-        name="mp_agent.loss.spike.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.loss.spike.steps",
+        "{step}",
         thresholds=(
             "loss_spike_deviations",
             "loss_spike_noisy_deviations",
@@ -80,58 +72,46 @@ LOSS_METRICS = (
         "losses, or both if losses are noisy; a single unusual batch is not a spike.",
         count=lambda change: float(change.loss_spiking),
     ),
-    Metric(
-        name="mp_agent.loss.trend",
-        unit="{deviation}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.loss.trend",
+        "{deviation}",
         thresholds=("loss_deviation_floor",),
         help="Difference between the median of the last 512 losses and that of the 512 before, "
         "in median absolute deviations of the latter (of medians of 16 losses); negative while "
         "the loss falls.",
         read=lambda run: run.health.loss_trend,
     ),
-    Metric(
-        name="mp_agent.loss.rising.steps",
-        unit="{step}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.loss.rising.steps",
+        "{step}",
         thresholds=("loss_trend_deviations", "loss_deviation_floor"),
         help="Consecutive losses for which mp_agent_loss_trend was above loss_trend_deviations.",
         read=lambda run: float(run.health.loss_rising_steps),
     ),
-    Metric(
-        name="mp_agent.loss.best",
-        unit="{loss}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.loss.best",
+        "{loss}",
         help="Lowest median of 64 losses so far; it does not follow a rising loss.",
         read=_best,
     ),
-    Metric(
-        name="mp_agent.loss.lost.steps",
-        unit="{step}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.loss.lost.steps",
+        "{step}",
         thresholds=("loss_deviation_floor", "loss_lost_steps", "loss_growth"),
         help="Losses since the run lost what it had learned, after an explosion, by climbing to "
         "loss_growth times its best level or by rising slowly to its initial level; 0 before that, "
         "and after a recovery.",
         read=_lost_steps,
     ),
-    Metric(
-        name="mp_agent.loss.nonfinite.unskipped.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.loss.nonfinite.unskipped.steps",
+        "{step}",
         help="Steps that were not skipped although the loss of a rank was NaN or Inf.",
         count=_unskipped,
     ),
-    Metric(
-        name="mp_agent.loss.nonfinite.repeated.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.loss.nonfinite.repeated.steps",
+        "{step}",
         thresholds=("nonfinite_losses",),
         help="Skipped steps whose loss was NaN or Inf, from the third consecutive one on.",
         count=_repeated_nonfinite_losses,
@@ -158,80 +138,62 @@ def _floor_stall(change: StepTransition) -> Reading:
 
 
 LOSS_SCALE_METRICS = (
-    Metric(
-        name="mp_agent.loss_scale",
-        unit="{scale}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.loss_scale",
+        "{scale}",
         help="GradScaler's loss scale during the last step.",
         read=lambda run: run.loss_scale,
     ),
-    Metric(
-        name="mp_agent.loss_scale.initial",
-        unit="{scale}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.loss_scale.initial",
+        "{scale}",
         help="Loss scale of the first observed step.",
         read=lambda run: run.loss_scale_initial,
     ),
-    Metric(
-        name="mp_agent.loss_scale.calibrated",
-        unit="{scale}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.loss_scale.calibrated",
+        "{scale}",
         thresholds=("calibration_steps",),
         help="Loss scale at the end of this attempt's calibration; absent in its first 500 steps.",
         read=lambda run: run.loss_scale_calibrated,
     ),
-    Metric(
-        name="mp_agent.loss_scale.increases",
-        unit="{change}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.loss_scale.increases",
+        "{change}",
         help="Steps on which the loss scale was higher than on the step before.",
         count=lambda change: float(_change_sign(change) > 0),
     ),
-    Metric(
-        name="mp_agent.loss_scale.decreases",
-        unit="{change}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.loss_scale.decreases",
+        "{change}",
         help="Steps on which the loss scale was lower than on the step before.",
         count=lambda change: float(_change_sign(change) < 0),
     ),
-    Metric(
-        name="mp_agent.loss_scale.consecutive_decreases",
-        unit="{change}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.loss_scale.consecutive_decreases",
+        "{change}",
         help="Downward changes of the loss scale since its last upward change.",
         read=lambda run: (
             None if run.loss_scale is None else float(run.loss_scale_consecutive_decreases)
         ),
     ),
-    Metric(
-        name="mp_agent.loss_scale.floor.skips",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.loss_scale.floor.skips",
+        "{step}",
         thresholds=("loss_scale_floor",),
         help="Steps skipped although the loss scale was already at or below 1.",
         count=_floor_skip,
     ),
-    Metric(
-        name="mp_agent.loss_scale.floor.stalls",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.loss_scale.floor.stalls",
+        "{step}",
         thresholds=("loss_scale_floor", "floor_skips", "floor_skip_steps"),
         help="Such steps that were at least the third within 100 steps: training has stalled.",
         count=_floor_stall,
     ),
-    Metric(
-        name="mp_agent.skipped.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.skipped.steps",
+        "{step}",
         help="Steps that GradScaler skipped.",
         count=lambda change: float(change.step.skipped),
     ),
@@ -249,11 +211,9 @@ def _repeated_nonfinite_gradients(change: StepTransition) -> Reading:
 
 
 LEARNING_METRICS = (
-    Metric(
-        name="mp_agent.untrained.steps",
-        unit="{step}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    gauge(
+        "mp_agent.untrained.steps",
+        "{step}",
         labels=("reason",),
         help="Consecutive steps in which the model cannot have learned anything: `all gradients "
         "0`, `no gradients`, `learning rate 0`, `loss 0 with non-finite gradients`, `loss 0` "
@@ -261,31 +221,25 @@ LEARNING_METRICS = (
         "and gradient norm`. Absent where a falling loss shows otherwise.",
         read=_untrained,
     ),
-    Metric(
-        name="mp_agent.grad.nonfinite.repeated.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.grad.nonfinite.repeated.steps",
+        "{step}",
         thresholds=("nonfinite_gradients",),
         help="Skipped steps with non-finite gradients, from the third consecutive one on; "
         "excluding those on which a scaler lowers its scale.",
         count=_repeated_nonfinite_gradients,
     ),
-    Metric(
-        name="mp_agent.grad.nonfinite.replaced.steps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.grad.nonfinite.replaced.steps",
+        "{step}",
         help="Updates made with finite gradients in place of NaN or Inf that backward had made, as "
         "`nan_to_num_` does. Counted on every step with measure_local_gradients, else on some "
         "steps, and by a few elements.",
         count=lambda change: float(change.step.gradients_replaced),
     ),
-    Metric(
-        name="mp_agent.learning_rate.jumps",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.learning_rate.jumps",
+        "{step}",
         thresholds=("learning_rate_jump",),
         help="Steps whose learning rate was ten times the previous maximum, after the first 100 "
         "steps; the first change within 1000 steps counts only if the loss or norms leave their "
@@ -309,11 +263,9 @@ def _actions(change: StepTransition) -> Reading:
 
 
 GUARD_METRICS = (
-    Metric(
-        name="mp_agent.guard.actions",
-        unit="{action}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    counter(
+        "mp_agent.guard.actions",
+        "{action}",
         labels=("action", "mode"),
         help="Steps on which the guard acted: `skip_update`, `clip_gradients`, "
         "`lower_learning_rate`, `raise_loss_scale`, `reset_loss_scale`, `widen_precision`, "

@@ -2,23 +2,19 @@ import logging
 
 import pytest
 
-from mp_agent.catalog.metric import Kind, Metric, Scope
+from mp_agent.catalog.metric import Metric, Scope, counter, histogram
 from mp_agent.node.accounting import accumulator
 from mp_agent.node.accounting.accumulator import CounterStore
 
-STEPS = Metric(
-    name="mp_agent.x.steps",
-    unit="{step}",
-    kind=Kind.COUNTER,
-    scope=Scope.RUN,
+STEPS = counter(
+    "mp_agent.x.steps",
+    "{step}",
     help="x",
     count=lambda change: change,
 )
-DURATION = Metric(
-    name="mp_agent.x.duration",
-    unit="s",
-    kind=Kind.HISTOGRAM,
-    scope=Scope.RUN,
+DURATION = histogram(
+    "mp_agent.x.duration",
+    "s",
     help="x",
     bounds=(1.0, 10.0),
     count=lambda change: change,
@@ -77,11 +73,9 @@ def test_histogram_buckets_are_cumulative_and_take_their_own_bound_in(only):
 
 
 def test_a_count_function_that_raises_loses_only_its_own_addition(only, caplog):
-    broken = Metric(
-        name="mp_agent.broken",
-        unit="{step}",
-        kind=Kind.COUNTER,
-        scope=Scope.RUN,
+    broken = counter(
+        "mp_agent.broken",
+        "{step}",
         help="x",
         count=lambda change: change.no_such_thing,
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mp_agent.catalog.metric import HistogramValue, Kind, Metric, Scope, Snapshot
+from mp_agent.catalog.metric import HistogramValue, Kind, Scope, Snapshot, gauge
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.accumulator import CounterStore
@@ -122,11 +122,9 @@ def test_of_a_faded_rank_only_its_being_gone_is_left(builder):
 
 
 def test_a_read_function_that_raises_loses_only_its_family(caplog):
-    broken = Metric(
-        name="mp_agent.broken",
-        unit="{x}",
-        kind=Kind.GAUGE,
-        scope=Scope.RUN,
+    broken = gauge(
+        "mp_agent.broken",
+        "{x}",
         help="x",
         read=lambda run: run.no_such_thing,
     )
