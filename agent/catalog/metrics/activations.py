@@ -80,19 +80,19 @@ ACTIVATION_METRICS = (
     gauge(
         "mp_agent.activation.mean",
         "{activation}",
-        help="Mean of the finite elements of those outputs.",
+        help="Mean of the finite elements in the outputs of all modules.",
         read=_of_run(mean),
     ),
     gauge(
         "mp_agent.activation.std",
         "{activation}",
-        help="Standard deviation of the finite elements of those outputs.",
+        help="Standard deviation of the finite elements in the outputs of all modules.",
         read=_of_run(standard_deviation),
     ),
     gauge(
         "mp_agent.activation.zero",
         "1",
-        help="Share of the elements of those outputs that are exactly zero.",
+        help="Share of the elements in the outputs of all modules that are exactly zero.",
         read=_of_run(zero_share),
     ),
     counter(

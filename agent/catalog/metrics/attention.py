@@ -101,32 +101,34 @@ OUTPUT_LOGIT_METRICS = (
     gauge(
         "mp_agent.output.logsumexp.max",
         "{logit}",
-        help="Largest log-sum-exp (log Z, by which softmax normalizes) of those rows.",
+        help="Largest log-sum-exp (log Z, by which softmax normalizes) of the rows of output "
+        "logits looked at.",
         read=_of_run("logsumexp_max"),
     ),
     gauge(
         "mp_agent.output.logsumexp.min",
         "{logit}",
-        help="Smallest log-sum-exp of those rows.",
+        help="Smallest log-sum-exp of the rows of output logits looked at.",
         read=_of_run("logsumexp_min"),
     ),
     gauge(
         "mp_agent.output.logsumexp.mean",
         "{logit}",
-        help="Mean log-sum-exp of those rows, of those where it is finite.",
+        help="Mean log-sum-exp of the rows of output logits looked at, where it is finite.",
         read=_mean,
     ),
     gauge(
         "mp_agent.output.logsumexp.size",
         "{logit}",
-        help="Largest magnitude of a log-sum-exp of those rows.",
+        help="Largest magnitude of a log-sum-exp of the rows of output logits looked at.",
         read=_size,
     ),
     gauge(
         "mp_agent.output.logsumexp.growth",
         "{factor}",
-        help="Median of the last three samples of that magnitude, divided by the median of the "
-        "run's earlier half of samples, or by 1 where that is less. Absent before 8 samples.",
+        help="Median of the last three samples of mp_agent_output_logsumexp_size, divided by the "
+        "median of the run's earlier half of samples, or by 1 where that is less. Absent "
+        "before 8 samples.",
         read=_output_growth,
     ),
     counter(

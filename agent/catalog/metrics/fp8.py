@@ -79,7 +79,8 @@ FP8_METRICS = (
     gauge(
         "mp_agent.fp8.range_used.min",
         "{factor}",
-        help="The same of the tensor where it is smallest: far below 1, its scale is out of date.",
+        help="Amax times scale divided by the format's largest number, of the tensor where it is "
+        "smallest: far below 1, the tensor's scale is out of date.",
         read=_of_run(lambda values: values.get("range_used_min")),
     ),
     gauge(
@@ -112,8 +113,8 @@ FP8_METRICS = (
     info(
         "mp_agent.fp8_misscaled_layer.info",
         labels=("layer", "reason"),
-        help="Such a layer, with what its scale does to a tensor: `saturated` or `unused`, the "
-        "range; 10 of each at most, the furthest ones first.",
+        help="A layer whose scale does not fit a tensor, and what it does to FP8's range: "
+        "`saturated` or `unused`; 10 of each at most, the furthest ones first.",
         read=_of_scaling(_names),
     ),
 )
@@ -165,7 +166,8 @@ FP8_LAYER_METRICS = (
         scope=Scope.LAYER,
         family=FP8.name,
         gives_way=True,
-        help="The same of the layer's tensor where it is smallest.",
+        help="Amax times scale divided by the format's largest number, of the layer's tensor where "
+        "it is smallest.",
         read=_of_layer(lambda values: values.get("range_used_min")),
     ),
     gauge(

@@ -93,7 +93,8 @@ NORM_METRICS = (
         labels=("bound",),
         label_values=_bounds,
         thresholds=(*_HIGH_BOUNDS, "grad_norm_growth"),
-        help="Such steps on which clipping is not known to have reduced the gradients.",
+        help="Steps whose gradient norm was above the bound and far above its own usual value, and "
+        "on which clipping is not known to have reduced the gradients.",
         count=_unclipped,
     ),
     gauge(
@@ -168,22 +169,24 @@ LAYER_TROUBLE_METRICS = (
     info(
         "mp_agent.dead_layer.info",
         labels=("layer",),
-        help="Such a layer; 10 at most, those nearest to the input.",
+        help="A layer whose gradient is close to zero and once was not; 10 at most, those nearest "
+        "to the input.",
         read=_dead_names,
     ),
     gauge(
         "mp_agent.layers.underflowing",
         "1",
         thresholds=("layer_zero_rise", "layer_flushed"),
-        help="Share of the layers whose gradient has far more zeros than in their first "
-        "samples, or is largely below FP16's smallest number at the loss scale in force; absent "
-        "before there are such samples.",
+        help="Share of the layers whose gradient has far more zeros than in their first samples, "
+        "or is largely below FP16's smallest number at the loss scale in force; absent before "
+        "the first samples are there.",
         read=_underflowing,
     ),
     info(
         "mp_agent.underflowing_layer.info",
         labels=("layer",),
-        help="Such a layer; 10 at most, those nearest to the input.",
+        help="A layer whose gradient has far more zeros than at first, or is largely below FP16's "
+        "smallest number; 10 at most, those nearest to the input.",
         read=_underflowing_names,
     ),
     gauge(
@@ -197,7 +200,8 @@ LAYER_TROUBLE_METRICS = (
     info(
         "mp_agent.exploding_layer.info",
         labels=("layer",),
-        help="Such a layer; 10 at most, those nearest to the input.",
+        help="A layer whose gradient norm is far above its own usual one; 10 at most, those "
+        "nearest to the input.",
         read=_exploding_names,
     ),
     gauge(
@@ -212,7 +216,8 @@ LAYER_TROUBLE_METRICS = (
     info(
         "mp_agent.layer.without_gradient.info",
         labels=("layer",),
-        help="Such a layer; 10 at most, those nearest to the input.",
+        help="A layer that has never had a gradient although it requires one; 10 at most, those "
+        "nearest to the input.",
         read=_names_without_gradient,
     ),
 )
@@ -355,7 +360,8 @@ REPLICA_METRICS = (
         "{step}",
         labels=("kind",),
         label_values=lambda thresholds: tuple((kind,) for kind in _KINDS),
-        help="Steps on which such ranks were compared and differed.",
+        help="Steps on which ranks that must have the same gradients, or weights, were compared "
+        "and differed.",
         count=_diverging_steps,
     ),
     info(

@@ -128,8 +128,8 @@ UPDATE_METRICS = (
         "mp_agent.updates.lost",
         "1",
         help="Share of the weights in formats of at most 16 bits that were to change, since their "
-        "gradient or its moving average is not zero, and did not: the update was rounded away. "
-        "Absent when the optimizer steps no such weights.",
+        "gradient or its moving average is not zero, and did not: the update was rounded "
+        "away. Absent when the optimizer steps no weights in these formats.",
         read=_of_run(lost_updates),
     ),
     gauge(
@@ -162,20 +162,24 @@ UPDATE_METRICS = (
     gauge(
         "mp_agent.moment.rms.layer_max",
         "{factor}",
-        help="The largest such root of a layer with at least 256 elements that have gradients.",
+        help="Largest root of the mean, over the elements of a layer, of the squared gradient "
+        "divided by Adam's second moment; of layers with at least 256 elements that have "
+        "gradients.",
         read=_rms_layer_max,
     ),
     gauge(
         "mp_agent.layers.moment_stale",
         "{layer}",
         thresholds=("moment_rms_high", "moment_rms_samples"),
-        help="Layers in which that root was above its limit in several consecutive samples.",
+        help="Layers whose mp_agent_layer_moment_rms was above its limit in several consecutive "
+        "samples.",
         read=_stale,
     ),
     info(
         "mp_agent.moment_stale_layer.info",
         labels=("layer",),
-        help="Such a layer; 10 at most, those with the largest roots.",
+        help="A layer whose mp_agent_layer_moment_rms is above its limit; 10 at most, those with "
+        "the largest values.",
         read=_stale_names,
     ),
     gauge(

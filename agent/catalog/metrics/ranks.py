@@ -134,8 +134,8 @@ WAITING_METRICS = (
     gauge(
         "mp_agent.pause.longest",
         "s",
-        help="Longest such time in training from which the run recovered, halved every 12 "
-        "hours: the duration of its rollouts and unmarked evaluations.",
+        help="Longest time in training without a completed step from which the run recovered, "
+        "halved every 12 hours: the duration of its rollouts and unmarked evaluations.",
         read=lambda run: run.longest_pause_seconds,
     ),
     gauge(
@@ -155,13 +155,14 @@ WAITING_METRICS = (
     gauge(
         "mp_agent.straggler.delay",
         "s",
-        help="Difference between the same rank and the median: its cost per step.",
+        help="Time before the first collective of the slowest rank, less the median of all ranks: "
+        "what it costs per step.",
         read=_delay,
     ),
     info(
         "mp_agent.straggler.info",
         labels=("rank",),
-        help="The same rank.",
+        help="The rank that takes longest before the first collective.",
         read=_straggler,
     ),
     gauge(
@@ -174,8 +175,8 @@ WAITING_METRICS = (
     info(
         "mp_agent.lagging_rank.info",
         labels=("rank", "phase"),
-        help="Such a rank and its phase, 16 at most; gone: its process has ended, or its node "
-        "does not report.",
+        help="A rank that is behind the furthest one while no step is made, and its phase; 16 "
+        "ranks at most. gone: its process has ended, or its node does not report.",
         read=_laggards,
     ),
 )

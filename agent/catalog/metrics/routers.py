@@ -92,7 +92,7 @@ ROUTER_METRICS = (
     counter(
         "mp_agent.router.nonfinite.tokens",
         "{token}",
-        help="Those with a NaN or +Inf among their router logits.",
+        help="Tokens with a NaN or +Inf among their router logits, in the steps that were sampled.",
         count=_counted("nonfinite_tokens"),
     ),
     gauge(
@@ -106,7 +106,8 @@ ROUTER_METRICS = (
     info(
         "mp_agent.collapsed_router.info",
         labels=("layer",),
-        help="Such a router; 10 at most, those with the largest loads.",
+        help="A router that collapsed: its entropy is too low and its load too high; 10 at most, "
+        "those with the largest loads.",
         read=_of_worst(lambda routers: {(name,): 1.0 for name in routers.collapsed_names}),
     ),
 )

@@ -118,7 +118,7 @@ RUN_METRICS = (
     gauge(
         "mp_agent.attempt.step",
         "{step}",
-        help="The same step, counted from 1 in each attempt.",
+        help="Last step that all covered ranks completed, counted from 1 in each attempt.",
         read=lambda run: None if run.last is None else float(run.last.sequence),
     ),
     counter(

@@ -107,60 +107,69 @@ TENSOR_METRICS = (
     _gauge(
         "abs_min",
         "{value}",
-        "Smallest magnitude among its finite elements that are not zero.",
+        "Smallest magnitude among the finite elements of a watched tensor that are not zero.",
         lambda row: row.get("abs_min"),
     ),
     _gauge(
         "dynamic_range",
         "{factor}",
-        "Largest magnitude divided by the smallest that is not zero. FP16 spans 1e12 with its "
-        "subnormal numbers, 1e9 without; nearly every large tensor is above 1e4.",
+        "Largest magnitude in a watched tensor divided by the smallest that is not zero. FP16 "
+        "spans 1e12 with its subnormal numbers, 1e9 without; nearly every large tensor is "
+        "above 1e4.",
         dynamic_range,
     ),
     _gauge(
         "dynamic_range.p01",
         "{factor}",
-        "Largest magnitude divided by the first percentile of those that are not zero, so that a "
-        "few tiny elements do not decide. From counts per power of two: at most the true ratio, "
-        "and at least half of it.",
+        "Largest magnitude in a watched tensor divided by the first percentile of those that "
+        "are not zero, so that a few tiny elements do not decide. From counts per power of "
+        "two: at most the true ratio, and at least half of it.",
         dynamic_range_p01,
     ),
-    _gauge("mean", "{value}", "Mean of its finite elements.", mean),
-    _gauge("norm", "{norm}", "L2 norm of its finite elements.", norm),
-    _gauge("elements", "{element}", "Number of its elements.", lambda row: row.get("elements")),
+    _gauge("mean", "{value}", "Mean of the finite elements of a watched tensor.", mean),
+    _gauge("norm", "{norm}", "L2 norm of the finite elements of a watched tensor.", norm),
+    _gauge(
+        "elements",
+        "{element}",
+        "Number of elements of a watched tensor.",
+        lambda row: row.get("elements"),
+    ),
     _gauge(
         "nonfinite.elements",
         "{element}",
-        "Elements that are NaN or Inf.",
+        "Elements of a watched tensor that are NaN or Inf.",
         lambda row: row.get("nonfinite_elements"),
     ),
     _gauge(
         "swallowed",
         "1",
-        "Share of the sum of its magnitudes that is lost if its elements are summed one after the "
-        "other in its own dtype: terms smaller than half the spacing of that format at the sum so "
-        "far leave it as it is. torch.sum accumulates in FP32 and loses less. Absent for integers.",
+        "Share of the sum of a watched tensor's magnitudes that is lost if its elements are "
+        "summed one after the other in its own dtype: terms smaller than half the spacing of "
+        "that format at the sum so far leave it as it is. torch.sum accumulates in FP32 and "
+        "loses less. Absent for integers.",
         swallowed_share,
     ),
     _gauge(
         "reduction.swallowed",
         "1",
-        "The same, of tensors that are watched with reduction=True: the script says that it sums "
-        "them in their dtype.",
+        "Share of the sum of magnitudes that is lost if the elements are summed in their own "
+        "dtype, of tensors that are watched with reduction=True: the script says that it sums "
+        "them so.",
         swallowed_share_of_reduction,
     ),
     _gauge(
         "slice.imbalance",
         "{factor}",
-        "Largest range of a slice along the watched dimension, from its smallest to its largest "
-        "finite element, divided by the smallest that is not zero; on the rank and call where that "
-        "is largest.",
+        "Largest range of a slice of a watched tensor along the watched dimension, from its "
+        "smallest to its largest finite element, divided by the smallest that is not zero; on "
+        "the rank and call where that is largest.",
         slice_imbalance,
     ),
     _gauge(
         "worst_slice",
         "{index}",
-        "Index, from 0, of the slice whose range is farthest from the geometric mean of all there.",
+        "Index, from 0, of the slice of a watched tensor whose range is farthest from the "
+        "geometric mean of all there.",
         worst_slice,
     ),
     info(

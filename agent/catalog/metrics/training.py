@@ -50,7 +50,7 @@ LOSS_METRICS = (
     gauge(
         "mp_agent.loss.deviation",
         "{loss}",
-        help="Median absolute deviation of the same losses from their median.",
+        help="Median absolute deviation of the last 256 losses from their median.",
         read=_deviation,
     ),
     gauge(
@@ -188,7 +188,8 @@ LOSS_SCALE_METRICS = (
         "mp_agent.loss_scale.floor.stalls",
         "{step}",
         thresholds=("loss_scale_floor", "floor_skips", "floor_skip_steps"),
-        help="Such steps that were at least the third within 100 steps: training has stalled.",
+        help="Steps skipped at a loss scale of at most 1, from the third within 100 steps on: "
+        "training has stalled.",
         count=_floor_stall,
     ),
     counter(

@@ -152,6 +152,16 @@ def test_no_label_belongs_to_the_scraper_and_help_is_a_sentence(metric):
     assert metric.help.endswith(".")
 
 
+_LEANS = re.compile(
+    r"^(Such|Those|These|This|That|It|Its|They|Their|Others?|The (same|others?)|Of (those|these))\b"
+    r"|\bsuch (?!as\b)|\bthose (outputs|rows)\b"
+)
+
+
+def test_a_help_text_is_understood_without_those_of_other_metrics():
+    assert [metric.help for metric in METRICS if _LEANS.search(metric.help)] == []
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
