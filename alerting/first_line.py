@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from mp_agent.alerting.expressions import metrics
+from mp_agent.catalog.metrics import run
 
 _WITHOUT_UPDATE = frozenset(("MpAgentRankNonFinite", "MpAgentActivationNonFinite"))
 
@@ -25,7 +25,7 @@ NAN_UPDATE_CAUSES = (
 )
 """What it follows from."""
 
-_SINCE = metrics.CONDITION_SINCE_STEP.prometheus_name
+_SINCE = run.CONDITION_SINCE_STEP.prometheus_name
 _RUN_IDENTITY = ("cluster", "namespace", "job", "run")
 _ARGUMENTS = " ".join(f"$labels.{label}" for label in _RUN_IDENTITY)
 _REMEMBERED = "<cause_window>"

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from mp_agent.alerting.expressions import metrics
 from mp_agent.catalog.metric import Metric
+from mp_agent.catalog.metrics import gradients, run
 
 Labels = Mapping[str, str]
 Lookup = Callable[[str], Iterable[Labels]]
@@ -38,9 +38,9 @@ class Fact:
         return f"{{{{ with {query} }}}}{otherwise}{text}{{{{ end }}}}"
 
 
-FP16 = Fact(metric=metrics.RUN_INFO, label="precision", text="fp16")
-CLIPS = Fact(metric=metrics.CLIP_MAX_NORM)
-CLIPS_NOT = Fact(metric=metrics.CLIP_MAX_NORM, absent=True)
+FP16 = Fact(metric=run.RUN_INFO, label="precision", text="fp16")
+CLIPS = Fact(metric=gradients.CLIP_MAX_NORM)
+CLIPS_NOT = Fact(metric=gradients.CLIP_MAX_NORM, absent=True)
 
 
 class Remedy(str):

@@ -5,12 +5,12 @@ from mp_agent.alerting.backtesting import Quantity, less_above, less_below
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import Compare, Count, Series, all_of, limit
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import activations, attention, fp8, routers
 
-_ELEMENTS = Count(metric=metrics.ACTIVATION_NEAR_OVERFLOW, window=duration("incident_window"))
+_ELEMENTS = Count(metric=activations.ACTIVATION_NEAR_OVERFLOW, window=duration("incident_window"))
 
 
 ACTIVATION_NEAR_OVERFLOW = Condition(
@@ -57,8 +57,8 @@ ACTIVATION_NEAR_OVERFLOW = Condition(
 )
 
 
-_LARGEST = Series(metric=metrics.ATTENTION_LOGIT_MAX)
-_ATTENTION_LOGIT_GROWTH_GROWTH = Series(metric=metrics.ATTENTION_LOGIT_GROWTH)
+_LARGEST = Series(metric=attention.ATTENTION_LOGIT_MAX)
+_ATTENTION_LOGIT_GROWTH_GROWTH = Series(metric=attention.ATTENTION_LOGIT_GROWTH)
 
 
 ATTENTION_LOGIT_GROWTH = Condition(
@@ -121,7 +121,7 @@ ATTENTION_LOGIT_GROWTH = Condition(
 )
 
 
-_MISSCALED = Series(metric=metrics.LAYERS_FP8_MISSCALED)
+_MISSCALED = Series(metric=fp8.LAYERS_FP8_MISSCALED)
 
 
 FP8_SATURATION = Condition(
@@ -203,8 +203,8 @@ FP8_SATURATION = Condition(
 )
 
 
-_SIZE = Series(metric=metrics.OUTPUT_LOGSUMEXP_SIZE)
-_OUTPUT_LOGIT_DIVERGENCE_GROWTH = Series(metric=metrics.OUTPUT_LOGSUMEXP_GROWTH)
+_SIZE = Series(metric=attention.OUTPUT_LOGSUMEXP_SIZE)
+_OUTPUT_LOGIT_DIVERGENCE_GROWTH = Series(metric=attention.OUTPUT_LOGSUMEXP_GROWTH)
 
 
 OUTPUT_LOGIT_DIVERGENCE = Condition(
@@ -261,7 +261,7 @@ OUTPUT_LOGIT_DIVERGENCE = Condition(
 )
 
 
-_COLLAPSED = Series(metric=metrics.ROUTERS_COLLAPSED)
+_COLLAPSED = Series(metric=routers.ROUTERS_COLLAPSED)
 
 
 ROUTER_COLLAPSE = Condition(

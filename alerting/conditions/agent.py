@@ -5,7 +5,6 @@ from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import standing
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import (
     Compare,
     Count,
@@ -19,9 +18,10 @@ from mp_agent.alerting.expressions.terms import (
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metric import Metric
+from mp_agent.catalog.metrics import agent, run
 
 _HOLD = duration("coverage_hold")
-_COVERAGE = Series(metric=metrics.COVERAGE, aggregate="min")
+_COVERAGE = Series(metric=run.COVERAGE, aggregate="min")
 
 
 COVERAGE_LOW = Condition(
@@ -86,10 +86,10 @@ def _count(metric: Metric) -> Count:
 
 
 _TROUBLE: Signal = (
-    _count(metrics.PROBE_ERRORS)
-    + _count(metrics.SETTING_ERRORS)
-    + _count(metrics.RECORDS_DROPPED)
-    + _count(metrics.SERIES_DROPPED)
+    _count(agent.PROBE_ERRORS)
+    + _count(agent.SETTING_ERRORS)
+    + _count(agent.RECORDS_DROPPED)
+    + _count(agent.SERIES_DROPPED)
 )
 
 
@@ -116,7 +116,7 @@ TELEMETRY_DEGRADED = Condition(
             severity=Severity.WARNING,
             when=any_of(
                 Compare(_TROUBLE, ">", Number(0)),
-                Silent(metrics.BUILD, duration("silent_window")),
+                Silent(agent.BUILD, duration("silent_window")),
             ),
             description="The telemetry{run| of run } is incomplete: {value|count} new error(s) "
             "and loss(es), or target(s) without any series.",

@@ -5,7 +5,6 @@ from mp_agent.alerting.backtesting import Quantity, less_above, less_below
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened, standing
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import (
     Compare,
     Number,
@@ -20,9 +19,10 @@ from mp_agent.alerting.first_line import Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import FP16, Remedy
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import gradient_layers, training
 
 _HOLD = duration("underflow_hold")
-_GRADIENT_UNDERFLOW_SHARE = Series(metric=metrics.LAYERS_UNDERFLOWING)
+_GRADIENT_UNDERFLOW_SHARE = Series(metric=gradient_layers.LAYERS_UNDERFLOWING)
 
 
 GRADIENT_UNDERFLOW = Condition(
@@ -99,7 +99,7 @@ GRADIENT_UNDERFLOW = Condition(
 )
 
 
-_DEAD = Series(metric=metrics.LAYERS_DEAD)
+_DEAD = Series(metric=gradient_layers.LAYERS_DEAD)
 
 
 LAYER_GRADIENT_DEAD = Condition(
@@ -161,7 +161,7 @@ LAYER_GRADIENT_DEAD = Condition(
 )
 
 
-_EXPLODING = Series(metric=metrics.LAYERS_EXPLODING)
+_EXPLODING = Series(metric=gradient_layers.LAYERS_EXPLODING)
 
 
 LAYER_GRADIENT_EXPLOSION = Condition(
@@ -216,7 +216,7 @@ LAYER_GRADIENT_EXPLOSION = Condition(
 )
 
 
-_LAYERS_WITHOUT_GRADIENT_SHARE = Series(metric=metrics.LAYERS_WITHOUT_GRADIENT)
+_LAYERS_WITHOUT_GRADIENT_SHARE = Series(metric=gradient_layers.LAYERS_WITHOUT_GRADIENT)
 _MOST = Compare(_LAYERS_WITHOUT_GRADIENT_SHARE, ">", limit("layers_without_gradient"))
 _NAMES = "{mp_agent_layer_without_gradient_info| Among them: |layer}"
 _LAYERS_WITHOUT_GRADIENT_TEXT = (
@@ -299,7 +299,7 @@ _NOTHING_TRAINED_TEXT = "Run {run} cannot have learned anything for {value|count
 
 def _for(reasons: str, threshold: str) -> Predicate:
     where = (Where("reason", "=~", reasons),)
-    steps = Series(metric=metrics.UNTRAINED_STEPS, where=where, keep=("reason",))
+    steps = Series(metric=training.UNTRAINED_STEPS, where=where, keep=("reason",))
     return Compare(steps, ">=", limit(threshold))
 
 

@@ -5,12 +5,6 @@ from mp_agent.alerting.backtesting import Quantity, less_above, less_below
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened, loss_falling, standing, unjudgeable
 from mp_agent.alerting.durations import Duration, duration
-from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.expressions.metrics import (
-    GRAD_ABS_MIN,
-    LAYERS_UNDERFLOWING,
-    LOSS_SCALE,
-)
 from mp_agent.alerting.expressions.terms import (
     Compare,
     Count,
@@ -32,6 +26,10 @@ from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import CLIPS, CLIPS_NOT, FP16, Remedy
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metric import Metric
+from mp_agent.catalog.metrics import distribution, gradient_layers, gradients, run, training
+from mp_agent.catalog.metrics.gradient_layers import LAYERS_UNDERFLOWING
+from mp_agent.catalog.metrics.gradients import GRAD_ABS_MIN
+from mp_agent.catalog.metrics.training import LOSS_SCALE
 
 HIGH, EXTREME = limit("grad_norm_high"), limit("grad_norm_extreme")
 
@@ -57,12 +55,12 @@ def _steps(metric: Metric, bound: Limit, name: str) -> Recorded:
 
 
 def _steps_above(bound: Limit) -> Recorded:
-    return _steps(metrics.GRAD_EXPLODED, bound, "exploded_steps")
+    return _steps(gradient_layers.GRAD_EXPLODED, bound, "exploded_steps")
 
 
 def _all_clipped(bound: Limit) -> Predicate:
     return Compare(
-        _steps(metrics.GRAD_EXPLODED_UNCLIPPED, bound, "unclipped_steps"), "==", Number(0)
+        _steps(gradient_layers.GRAD_EXPLODED_UNCLIPPED, bound, "unclipped_steps"), "==", Number(0)
     )
 
 
@@ -72,10 +70,10 @@ def _loss_calm() -> Joined:
     The rolling median follows the loss of a run that was thrown back; the best level does not.
     """
     return unless(
-        Seen(Series(metric=metrics.LOSS_MEDIAN)),
-        happened(Count(metric=metrics.LOSS_SPIKE_STEPS, window=_WINDOW)),
-        happened(Count(metric=metrics.LOSS_NONFINITE_STEPS, window=_WINDOW)),
-        happened(Series(metric=metrics.LOSS_LOST_STEPS)),
+        Seen(Series(metric=training.LOSS_MEDIAN)),
+        happened(Count(metric=training.LOSS_SPIKE_STEPS, window=_WINDOW)),
+        happened(Count(metric=run.LOSS_NONFINITE_STEPS, window=_WINDOW)),
+        happened(Series(metric=training.LOSS_LOST_STEPS)),
     )
 
 
@@ -188,7 +186,7 @@ GRADIENT_EXPLOSION = Condition(
 _STEPS = Number(3)
 """Below which a step or two say nothing."""
 _HIGHEST_NORM = Either(
-    Series(metric=metrics.GRAD_NORM_WINDOW_MAX), Series(metric=metrics.GRAD_NORM)
+    Series(metric=gradients.GRAD_NORM_WINDOW_MAX), Series(metric=gradients.GRAD_NORM)
 )
 """Steps slower than the window leave it empty; then the last norm is the highest."""
 
@@ -199,7 +197,7 @@ def _below(bound: Limit) -> tuple[Predicate, Predicate]:
     Of a run that hangs after a step with a tiny norm nothing more is known than that step.
     """
     steps = Series(
-        metric=metrics.GRAD_NORM_BELOW, where=(Where("limit", "=", bound.threshold.name),)
+        metric=gradient_layers.GRAD_NORM_BELOW, where=(Where("limit", "=", bound.threshold.name),)
     )
     below = all_of(Compare(_HIGHEST_NORM, "<", bound), Compare(steps, ">=", _STEPS))
     return below, unjudgeable()
@@ -208,7 +206,7 @@ def _below(bound: Limit) -> tuple[Predicate, Predicate]:
 def _small_by_nature() -> Predicate:
     """Return whether the norm is close to its largest value so far: the loss has small units."""
     return Compare(
-        _HIGHEST_NORM, ">", limit("grad_norm_fall") * Series(metric=metrics.GRAD_NORM_PEAK)
+        _HIGHEST_NORM, ">", limit("grad_norm_fall") * Series(metric=gradient_layers.GRAD_NORM_PEAK)
     )
 
 
@@ -379,8 +377,8 @@ GRADIENT_AT_FLOOR = Condition(
 )
 
 
-_FLUSHED = Series(metric=metrics.GRAD_FP16_FLUSHED, where=(Where("scale", "=", "in_force"),))
-_HEADROOM = Series(metric=metrics.GRAD_FP16_HEADROOM, aggregate="min")
+_FLUSHED = Series(metric=distribution.GRAD_FP16_FLUSHED, where=(Where("scale", "=", "in_force"),))
+_HEADROOM = Series(metric=gradients.GRAD_FP16_HEADROOM, aggregate="min")
 
 
 HEADROOM_VANISHING = Condition(

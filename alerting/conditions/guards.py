@@ -3,7 +3,6 @@
 from typing import Literal
 
 from mp_agent.alerting.durations import Duration, duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import (
     TARGET_LABELS,
     Compare,
@@ -22,6 +21,7 @@ from mp_agent.alerting.expressions.terms import (
     unless,
 )
 from mp_agent.catalog.metric import Metric
+from mp_agent.catalog.metrics import gradients, ranks, run
 from mp_agent.records.steps import Phase
 
 _ZERO = Number(0)
@@ -44,33 +44,33 @@ def calibrated(window: Duration) -> Predicate:
     By the steps of this attempt: a job resumed at step 90 000 starts a new search with a new
     scaler, and a trainer may give its epoch as the step.
     """
-    signal = Series(metric=metrics.ATTEMPT_STEP, aggregate="min", over=("min_over_time", window))
+    signal = Series(metric=run.ATTEMPT_STEP, aggregate="min", over=("min_over_time", window))
     lowest = Recorded(f"run:mp_agent_attempt_step:min_{window.name}", signal)
     return Compare(lowest, ">", limit("calibration_steps"))
 
 
 def restarted() -> Predicate:
     """Return whether the job was resumed a while ago: its scaler may calibrate again."""
-    resets = Series(metric=metrics.ATTEMPT_STEP, over=("resets", duration("restart_window")))
+    resets = Series(metric=run.ATTEMPT_STEP, over=("resets", duration("restart_window")))
     return Compare(Recorded("run:mp_agent_attempt_step:resets", resets), ">", _ZERO)
 
 
-_USUAL = Series(metric=metrics.STEP_USUAL)
-_STANDING = Series(metric=metrics.STANDING, aggregate="min")
+_USUAL = Series(metric=ranks.STEP_USUAL)
+_STANDING = Series(metric=ranks.STANDING, aggregate="min")
 """Time without a step, by the clock of the node agent: whatever was scraped of it, and when.
 
 Of two attempts that overlap, that of the one which makes steps.
 """
 
-STANDING = at_target(metrics.STANDING)
+STANDING = at_target(ranks.STANDING)
 """The same of each target."""
-_USUAL_THERE = at_target(metrics.STEP_USUAL)
+_USUAL_THERE = at_target(ranks.STEP_USUAL)
 _USUAL_PAUSE = Compare(limit("stall_steps") * _USUAL_THERE, ">=", STANDING)
 
 
 def in_phase(operator: Literal["=", "!~"], name: str) -> Seen:
     """Return whether the rank of a target that is furthest behind is in a phase."""
-    return Seen(at_target(metrics.PHASE, Where("phase", operator, name)))
+    return Seen(at_target(run.PHASE, Where("phase", operator, name)))
 
 
 def standing(hold: Duration) -> Compare:
@@ -93,7 +93,7 @@ def stopped(
     nothing is usual, and `first_step` counts, if it is given.
     """
     elsewhere = in_phase("!~", _TRAINING)
-    longest = at_target(metrics.PAUSE_LONGEST)
+    longest = at_target(ranks.PAUSE_LONGEST)
     pauses = Compare(Number(2) * longest, ">=", STANDING)
     within_limit = Compare(STANDING, "<=", Length(duration("pause_limit")))
     stands = Compare(STANDING, ">", Length(window))
@@ -111,9 +111,9 @@ def stopped(
 
 def loss_falling() -> Predicate:
     """Return whether the loss falls by more than it jumps about: the run learns."""
-    before = Series(metric=metrics.LOSS, over=("avg_over_time", _TREND), before=(_TREND,))
-    recent = Series(metric=metrics.LOSS, over=("avg_over_time", _TREND))
-    jumps = Series(metric=metrics.LOSS, over=("stddev_over_time", _TREND))
+    before = Series(metric=run.LOSS, over=("avg_over_time", _TREND), before=(_TREND,))
+    recent = Series(metric=run.LOSS, over=("avg_over_time", _TREND))
+    jumps = Series(metric=run.LOSS, over=("stddev_over_time", _TREND))
     return Compare(
         Recorded("run:mp_agent_loss:fall", before - recent),
         ">",
@@ -123,14 +123,14 @@ def loss_falling() -> Predicate:
 
 def active() -> Compare:
     """Return at which targets the run goes on."""
-    return Compare(at_target(metrics.RUN_ACTIVE), "==", Number(1))
+    return Compare(at_target(run.RUN_ACTIVE), "==", Number(1))
 
 
 def unjudgeable() -> Predicate:
     """Return whether the last step was non-finite or did not cover all ranks."""
     return any_of(
-        Compare(Series(metric=metrics.GRAD_FINITE, aggregate="min"), "==", _ZERO),
-        Compare(Series(metric=metrics.COVERAGE, aggregate="min"), "<", Number(1)),
+        Compare(Series(metric=gradients.GRAD_FINITE, aggregate="min"), "==", _ZERO),
+        Compare(Series(metric=run.COVERAGE, aggregate="min"), "<", Number(1)),
     )
 
 

@@ -5,14 +5,14 @@ from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import Compare, Count, Series, all_of, limit
 from mp_agent.alerting.first_line import Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import CLIPS_NOT, Remedy
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import training
 
-_JUMPS = Count(metric=metrics.LEARNING_RATE_JUMPS, window=duration("incident_window"))
+_JUMPS = Count(metric=training.LEARNING_RATE_JUMPS, window=duration("incident_window"))
 
 
 LEARNING_RATE_JUMP = Condition(
@@ -60,9 +60,9 @@ LEARNING_RATE_JUMP = Condition(
 )
 
 
-_TREND = Series(metric=metrics.LOSS_TREND)
-_RISING = Series(metric=metrics.LOSS_RISING_STEPS)
-_LOST = Series(metric=metrics.LOSS_LOST_STEPS)
+_TREND = Series(metric=training.LOSS_TREND)
+_RISING = Series(metric=training.LOSS_RISING_STEPS)
+_LOST = Series(metric=training.LOSS_LOST_STEPS)
 _LOST_TEXT = (
     "Run {run} has lost what it had learned: the loss has been far above its best level for "
     "{value|count} steps."
@@ -158,7 +158,7 @@ LOSS_DIVERGING = Condition(
 )
 
 
-_STEPS = Count(metric=metrics.LOSS_SPIKE_STEPS, window=duration("loss_spike_window"))
+_STEPS = Count(metric=training.LOSS_SPIKE_STEPS, window=duration("loss_spike_window"))
 
 
 LOSS_SPIKE = Condition(

@@ -10,7 +10,6 @@ from mp_agent.alerting.conditions.overflows import (
     WHY_OVERFLOW_ENDS,
 )
 from mp_agent.alerting.durations import Duration, duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import (
     Compare,
     Count,
@@ -27,16 +26,17 @@ from mp_agent.alerting.expressions.terms import (
 from mp_agent.alerting.first_line import UPDATED, Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import training
 
 WINDOW = duration("loss_scale_window")
-SCALE = Series(metric=metrics.LOSS_SCALE, aggregate="min")
-CALIBRATED = Series(metric=metrics.LOSS_SCALE_CALIBRATED)
-INITIAL = Series(metric=metrics.LOSS_SCALE_INITIAL)
+SCALE = Series(metric=training.LOSS_SCALE, aggregate="min")
+CALIBRATED = Series(metric=training.LOSS_SCALE_CALIBRATED)
+INITIAL = Series(metric=training.LOSS_SCALE_INITIAL)
 FALLEN = Compare(SCALE, "<=", limit("loss_scale_share_of_calibrated") * CALIBRATED)
 """Three times halved since calibration: a halving or two come and go in any healthy run."""
 DECREASES = Recorded(
     "run:mp_agent_loss_scale_decreases:increase",
-    Count(metric=metrics.LOSS_SCALE_DECREASES, window=WINDOW),
+    Count(metric=training.LOSS_SCALE_DECREASES, window=WINDOW),
 )
 
 _ALIVE = duration("alive_window")
@@ -53,7 +53,7 @@ def after_calibration(*claims: Predicate) -> Joined:
 
 
 _LIMIT = limit("loss_scale_decreases_in_row")
-_IN_ROW = Series(metric=metrics.LOSS_SCALE_CONSECUTIVE_DECREASES)
+_IN_ROW = Series(metric=training.LOSS_SCALE_CONSECUTIVE_DECREASES)
 
 
 LOSS_SCALE_CONSECUTIVE_DECREASES = Condition(
@@ -108,8 +108,8 @@ LOSS_SCALE_CONSECUTIVE_DECREASES = Condition(
 
 
 _FLOOR = limit("loss_scale_floor")
-_SCALE = Series(metric=metrics.LOSS_SCALE, aggregate="min")
-_STALLS = Count(metric=metrics.LOSS_SCALE_FLOOR_STALLS, window=duration("floor_window"))
+_SCALE = Series(metric=training.LOSS_SCALE, aggregate="min")
+_STALLS = Count(metric=training.LOSS_SCALE_FLOOR_STALLS, window=duration("floor_window"))
 
 
 LOSS_SCALE_AT_FLOOR = Condition(
@@ -312,10 +312,10 @@ LOSS_SCALE_LOW = Condition(
 
 _LOW = limit("loss_scale_low")
 _LATELY = Series(
-    metric=metrics.LOSS_SCALE, over=("max_over_time", duration("loss_scale_fall_window"))
+    metric=training.LOSS_SCALE, over=("max_over_time", duration("loss_scale_fall_window"))
 )
 _FALLEN_LATELY = Compare(SCALE, "<=", limit("loss_scale_share_of_calibrated") * _LATELY)
-_NET_DECREASES = DECREASES - Count(metric=metrics.LOSS_SCALE_INCREASES, window=WINDOW)
+_NET_DECREASES = DECREASES - Count(metric=training.LOSS_SCALE_INCREASES, window=WINDOW)
 
 _DESCRIPTION = (
     "The loss scale of run {run} is {value|number}: below <loss_scale_low> and falling, by "

@@ -5,7 +5,6 @@ from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import FIRST_NONFINITE, happened
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import (
     Compare,
     Count,
@@ -26,6 +25,7 @@ from mp_agent.alerting.first_line import (
 )
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import activations, gradient_layers, gradients, run, training
 
 NONFINITE_REMEDIES = (
     "Replay the step with torch.autograd.set_detect_anomaly to find the operation.",
@@ -40,10 +40,10 @@ WHY_NONFINITE_ENDS = (
 
 
 _NONFINITE_GRADIENTS_STEPS = Count(
-    metric=metrics.GRAD_NONFINITE_REPEATED, window=duration("incident_window")
+    metric=training.GRAD_NONFINITE_REPEATED, window=duration("incident_window")
 )
 
-_REPLACED = Count(metric=metrics.GRAD_NONFINITE_REPLACED, window=duration("incident_window"))
+_REPLACED = Count(metric=training.GRAD_NONFINITE_REPLACED, window=duration("incident_window"))
 
 
 GRADIENT_NONFINITE = Condition(
@@ -121,7 +121,7 @@ GRADIENT_NONFINITE = Condition(
 )
 
 
-_UPDATES = Count(metric=metrics.NONFINITE_UPDATES, window=duration("incident_window"))
+_UPDATES = Count(metric=gradients.NONFINITE_UPDATES, window=duration("incident_window"))
 
 
 NONFINITE_UPDATE = Condition(
@@ -174,7 +174,7 @@ NONFINITE_UPDATE = Condition(
 )
 
 
-_CLIPPING_BEFORE_UNSCALE_STEPS = Series(metric=metrics.CLIP_SCALED_STEPS)
+_CLIPPING_BEFORE_UNSCALE_STEPS = Series(metric=gradient_layers.CLIP_SCALED_STEPS)
 
 
 CLIPPING_BEFORE_UNSCALE = Condition(
@@ -221,18 +221,18 @@ CLIPPING_BEFORE_UNSCALE = Condition(
 _RANK_NONFINITE_WINDOW = duration("incident_window")
 _NAMED = (Where("rank", "!=", ""),)
 _KEPT = ("rank", "step")
-_INCIDENT = Series(metric=metrics.FIRST_NONFINITE, where=_NAMED, keep=_KEPT)
+_INCIDENT = Series(metric=run.FIRST_NONFINITE, where=_NAMED, keep=_KEPT)
 _KNOWN = Series(
-    metric=metrics.FIRST_NONFINITE,
+    metric=run.FIRST_NONFINITE,
     over=("present_over_time", duration("birth_window")),
     before=(_RANK_NONFINITE_WINDOW,),
     where=_NAMED,
     keep=_KEPT,
 )
-_LOSSES = Count(metric=metrics.LOSS_NONFINITE_STEPS, window=_RANK_NONFINITE_WINDOW)
+_LOSSES = Count(metric=run.LOSS_NONFINITE_STEPS, window=_RANK_NONFINITE_WINDOW)
 """Of which there are some when the incident is news, and not only the Prometheus that sees it. A
 value that arose in backward is in the weights, and in the loss of the next step."""
-_SEVERAL_RANKS = Series(metric=metrics.RUN_INFO, where=(Where("world_size", "!=", "1"),))
+_SEVERAL_RANKS = Series(metric=run.RUN_INFO, where=(Where("world_size", "!=", "1"),))
 
 
 RANK_NONFINITE = Condition(
@@ -304,8 +304,8 @@ RANK_NONFINITE = Condition(
 
 _LOSS_NONFINITE_WINDOW = duration("incident_window")
 _LOSS_NONFINITE_STEPS = Count(
-    metric=metrics.LOSS_NONFINITE_UNSKIPPED, window=_LOSS_NONFINITE_WINDOW
-) + Count(metric=metrics.LOSS_NONFINITE_REPEATED, window=_LOSS_NONFINITE_WINDOW)
+    metric=training.LOSS_NONFINITE_UNSKIPPED, window=_LOSS_NONFINITE_WINDOW
+) + Count(metric=training.LOSS_NONFINITE_REPEATED, window=_LOSS_NONFINITE_WINDOW)
 """Those on which the weights were updated, and those that skipping does not end."""
 
 
@@ -369,7 +369,7 @@ LOSS_NONFINITE = Condition(
 )
 
 
-_ELEMENTS = Count(metric=metrics.ACTIVATION_NONFINITE, window=duration("incident_window"))
+_ELEMENTS = Count(metric=activations.ACTIVATION_NONFINITE, window=duration("incident_window"))
 
 
 ACTIVATION_NONFINITE = Condition(

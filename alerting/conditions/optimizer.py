@@ -5,13 +5,13 @@ from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import Compare, Number, Series, any_of, limit
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import optimizer
 
-_BELOW = Series(metric=metrics.ADAM_BELOW_EPSILON)
-_ADAM_EPSILON_UNSAFE_LOST = Series(metric=metrics.ADAM_EPSILON_LOST)
+_BELOW = Series(metric=optimizer.ADAM_BELOW_EPSILON)
+_ADAM_EPSILON_UNSAFE_LOST = Series(metric=optimizer.ADAM_EPSILON_LOST)
 
 
 ADAM_EPSILON_UNSAFE = Condition(
@@ -72,7 +72,7 @@ ADAM_EPSILON_UNSAFE = Condition(
 )
 
 
-_STALE = Series(metric=metrics.LAYERS_MOMENT_STALE)
+_STALE = Series(metric=optimizer.LAYERS_MOMENT_STALE)
 
 
 SECOND_MOMENT_STALE = Condition(
@@ -131,7 +131,7 @@ SECOND_MOMENT_STALE = Condition(
 )
 
 
-_UPDATES_LOST_LOST = Series(metric=metrics.UPDATES_LOST)
+_UPDATES_LOST_LOST = Series(metric=optimizer.UPDATES_LOST)
 
 
 UPDATES_LOST = Condition(

@@ -5,7 +5,6 @@ from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import calibrated, restarted
 from mp_agent.alerting.durations import Duration, duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import (
     Arithmetic,
     Compare,
@@ -24,6 +23,7 @@ from mp_agent.alerting.first_line import UPDATED, Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metric import Metric
+from mp_agent.catalog.metrics import run, training
 
 OVERFLOW_REMEDIES = (
     "Reduce the learning rate tenfold and check that the inputs are normalized.",
@@ -54,13 +54,13 @@ def _count(metric: Metric, windows_ago: int = 0, *, window: Duration = _WINDOW) 
 
 def _ratio(windows_ago: int = 0) -> Arithmetic:
     """Skipped steps per attempted step of the window that ended so many windows ago."""
-    return _count(metrics.SKIPPED_STEPS, windows_ago) / _count(metrics.STEPS, windows_ago)
+    return _count(training.SKIPPED_STEPS, windows_ago) / _count(run.STEPS, windows_ago)
 
 
 _SHARE = Recorded("run:mp_agent_skipped_steps_per_step:ratio_increase", _ratio())
-_LONG_SKIPS = _count(metrics.SKIPPED_STEPS, window=_LONG)
-_LONG_SHARE = _LONG_SKIPS / _count(metrics.STEPS, window=_LONG)
-_RISE = (_SHARE - _ratio(2)) * _count(metrics.STEPS)
+_LONG_SKIPS = _count(training.SKIPPED_STEPS, window=_LONG)
+_LONG_SHARE = _LONG_SKIPS / _count(run.STEPS, window=_LONG)
+_RISE = (_SHARE - _ratio(2)) * _count(run.STEPS)
 """Skips beyond those that the share of two windows ago would make: a few are chance."""
 
 _RISING = all_of(
@@ -73,7 +73,7 @@ _RISING = all_of(
 
 def _judged(claim: Predicate) -> Joined:
     """Hold `claim` only after calibration, and not for the few skips of a run of slow steps."""
-    enough = Compare(_count(metrics.SKIPPED_STEPS), ">=", limit("overflow_skips"))
+    enough = Compare(_count(training.SKIPPED_STEPS), ">=", limit("overflow_skips"))
     return unless(all_of(claim, enough, calibrated(_WINDOW)), restarted())
 
 
@@ -84,7 +84,7 @@ def _above(share: Limit, *others: Predicate) -> Joined:
         all_of(
             _over(_LONG_SHARE, share),
             Compare(_LONG_SKIPS, ">=", limit("overflow_skips")),
-            Compare(_count(metrics.STEPS), "<", limit("overflow_steps")),
+            Compare(_count(run.STEPS), "<", limit("overflow_steps")),
             calibrated(_LONG),
         ),
     )

@@ -5,7 +5,6 @@ from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import active, at_target, happened, standing, stopped
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import (
     AtTarget,
     Compare,
@@ -20,8 +19,9 @@ from mp_agent.alerting.expressions.terms import (
 from mp_agent.alerting.first_line import NAN_WRITTEN, ROLL_BACK, Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import gradient_layers, ranks
 
-_GRADIENTS_NOT_REDUCED_STEPS = Series(metric=metrics.REPLICA_UNREDUCED_STEPS)
+_GRADIENTS_NOT_REDUCED_STEPS = Series(metric=gradient_layers.REPLICA_UNREDUCED_STEPS)
 
 
 GRADIENTS_NOT_REDUCED = Condition(
@@ -84,7 +84,7 @@ GRADIENTS_NOT_REDUCED = Condition(
 
 
 _RANK_STALLED_WINDOW = duration("rank_stall_window")
-_LAGGING = at_target(metrics.RANKS_LAGGING)
+_LAGGING = at_target(ranks.RANKS_LAGGING)
 
 
 RANK_STALLED = Condition(
@@ -156,9 +156,9 @@ RANK_STALLED = Condition(
 
 
 _HOLD = duration("straggler_hold")
-_SLOWDOWN = Series(metric=metrics.STRAGGLER_SLOWDOWN)
-_COST = Series(metric=metrics.STRAGGLER_DELAY)
-_MATTERS = limit("straggler_share") * Series(metric=metrics.STEP_USUAL)
+_SLOWDOWN = Series(metric=ranks.STRAGGLER_SLOWDOWN)
+_COST = Series(metric=ranks.STRAGGLER_DELAY)
+_MATTERS = limit("straggler_share") * Series(metric=ranks.STEP_USUAL)
 
 
 RANK_STRAGGLER = Condition(
@@ -239,11 +239,11 @@ RANK_STRAGGLER = Condition(
 
 
 _REPLICA_DIVERGENCE_WINDOW = duration("incident_window")
-_DIVERGED = Series(metric=metrics.REPLICA_DIVERGENCE)
+_DIVERGED = Series(metric=gradient_layers.REPLICA_DIVERGENCE)
 _REPLICA_DIVERGENCE_STEPS = Count(
-    metric=metrics.REPLICA_DIVERGENCE_STEPS, window=_REPLICA_DIVERGENCE_WINDOW
+    metric=gradient_layers.REPLICA_DIVERGENCE_STEPS, window=_REPLICA_DIVERGENCE_WINDOW
 )
-_UNEXPLAINED = Series(metric=metrics.REPLICA_UNEXPLAINED)
+_UNEXPLAINED = Series(metric=gradient_layers.REPLICA_UNEXPLAINED)
 
 
 REPLICA_DIVERGENCE = Condition(

@@ -13,7 +13,6 @@ from mp_agent.alerting.conditions.guards import (
     stopped,
 )
 from mp_agent.alerting.durations import Duration, duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import (
     AtTarget,
     Compare,
@@ -34,6 +33,7 @@ from mp_agent.alerting.expressions.terms import (
 from mp_agent.alerting.first_line import NAN_WRITTEN, Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import agent, ranks, run
 from mp_agent.records.steps import EndReason, Phase
 
 PRECISION_LINT = Condition(
@@ -51,7 +51,7 @@ PRECISION_LINT = Condition(
     levels=(
         Level(
             severity=Severity.INFO,
-            when=Compare(Series(metric=metrics.LINT_FINDINGS, keep=("rule",)), ">", Number(0)),
+            when=Compare(Series(metric=run.LINT_FINDINGS, keep=("rule",)), ">", Number(0)),
             description="The code of run {run} breaks rule {rule} of mp-agent check in "
             "{value|count} place(s).",
             reason="No delay: code does not change while it runs.",
@@ -88,7 +88,7 @@ _COMPLETED = EndReason.COMPLETED.name.lower()
 def _ended(operator: Literal["=", "!="], window: Duration, *keep: str) -> Seen:
     """Return whether the run ended, its reason compared so with completion."""
     where = (Where("reason", operator, _COMPLETED),)
-    end = Series(metric=metrics.RUN_END, over=("last_over_time", window), where=where, keep=keep)
+    end = Series(metric=run.RUN_END, over=("last_over_time", window), where=where, keep=keep)
     return Seen(end)
 
 
@@ -96,7 +96,7 @@ def _failed(window: Duration) -> Joined:
     """Return whether the run failed, and neither goes on nor was completed in the same time."""
     return unless(
         _ended("!=", window, "reason"),
-        Compare(Series(metric=metrics.RUN_ACTIVE), "==", Number(1)),
+        Compare(Series(metric=run.RUN_ACTIVE), "==", Number(1)),
         _ended("=", window),
     )
 
@@ -160,8 +160,8 @@ RUN_FAILED = Condition(
 
 _RUN_RESTARTING_WINDOW = duration("restarts_window")
 _MANY = limit("restarts")
-_ATTEMPTS = Count(metric=metrics.ATTEMPTS, window=_RUN_RESTARTING_WINDOW)
-_FRESH_AGENTS = Series(metric=metrics.COUNTING, over=("resets", _RUN_RESTARTING_WINDOW))
+_ATTEMPTS = Count(metric=run.ATTEMPTS, window=_RUN_RESTARTING_WINDOW)
+_FRESH_AGENTS = Series(metric=agent.COUNTING, over=("resets", _RUN_RESTARTING_WINDOW))
 """A container that takes its node agent with it leaves nothing that could count its attempts."""
 
 _DESCRIPTION = (
@@ -238,9 +238,7 @@ def _hung_in(limit: Duration, phase: Seen) -> Joined:
     return all_of(Compare(STANDING, ">", Length(limit)), phase)
 
 
-_OUTLASTS_ITS_LIKE = Compare(
-    STANDING, ">", limit("phase_growth") * at_target(metrics.PHASE_LONGEST)
-)
+_OUTLASTS_ITS_LIKE = Compare(STANDING, ">", limit("phase_growth") * at_target(ranks.PHASE_LONGEST))
 _ELSEWHERE = any_of(
     _hung_in(_STARTING, in_phase("=", Phase.STARTING.name.lower())),
     _hung_in(_LIMIT, in_phase("!~", _TRAINING_OR_STARTING)),
@@ -349,7 +347,7 @@ RUN_STALLED = Condition(
 
 _RUN_VANISHED_WINDOW = duration("vanished_window")
 _LAST_ACTIVE = Series(
-    metric=metrics.RUN_ACTIVE, aggregate="min", over=("last_over_time", _RUN_VANISHED_WINDOW)
+    metric=run.RUN_ACTIVE, aggregate="min", over=("last_over_time", _RUN_VANISHED_WINDOW)
 )
 """0 where the end of the run was seen at any target."""
 
@@ -373,12 +371,12 @@ RUN_VANISHED = Condition(
             severity=Severity.WARNING,
             when=unless(
                 any_of(
-                    Gone(metrics.RUN_ACTIVE, _RUN_VANISHED_WINDOW),
+                    Gone(run.RUN_ACTIVE, _RUN_VANISHED_WINDOW),
                     Unreachable(
-                        metrics.RUN_ACTIVE, _RUN_VANISHED_WINDOW, duration("unreachable_window")
+                        run.RUN_ACTIVE, _RUN_VANISHED_WINDOW, duration("unreachable_window")
                     ),
                 ),
-                Seen(Series(metric=metrics.RUN_ACTIVE)),
+                Seen(Series(metric=run.RUN_ACTIVE)),
                 Compare(_LAST_ACTIVE, "==", Number(0)),
             ),
             hold=duration("vanished_hold"),

@@ -4,7 +4,6 @@ from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import (
     Compare,
     Count,
@@ -18,8 +17,9 @@ from mp_agent.alerting.expressions.terms import (
 from mp_agent.alerting.first_line import Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import reinforcement, tensors
 
-_IMBALANCE = Series(metric=metrics.TENSOR_SLICE_IMBALANCE, keep=("tensor",))
+_IMBALANCE = Series(metric=tensors.TENSOR_SLICE_IMBALANCE, keep=("tensor",))
 
 
 DIMENSION_IMBALANCE = Condition(
@@ -75,7 +75,7 @@ DIMENSION_IMBALANCE = Condition(
 )
 
 
-_SWALLOWED = Series(metric=metrics.TENSOR_REDUCTION_SWALLOWED, keep=("tensor",))
+_SWALLOWED = Series(metric=tensors.TENSOR_REDUCTION_SWALLOWED, keep=("tensor",))
 
 
 REDUCTION_SWALLOWS = Condition(
@@ -137,7 +137,9 @@ _HIGH, _EXTREME = limit("logprob_k3_high"), limit("logprob_k3_extreme")
 
 def _mismatch(bound: Limit) -> Predicate:
     count = Count(
-        metric=metrics.LOGPROB_MISMATCH_STEPS, window=_WINDOW, where=(Where("bound", "=", bound),)
+        metric=reinforcement.LOGPROB_MISMATCH_STEPS,
+        window=_WINDOW,
+        where=(Where("bound", "=", bound),),
     )
     return Compare(count, ">=", limit("logprob_steps"))
 

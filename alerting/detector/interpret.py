@@ -24,7 +24,6 @@ from mp_agent.alerting.detector.vectors import (
     selection,
 )
 from mp_agent.alerting.durations import SCRAPE_GAP, Duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import (
     TARGET_LABELS,
     Arithmetic,
@@ -47,6 +46,7 @@ from mp_agent.alerting.expressions.terms import (
     Unreachable,
 )
 from mp_agent.alerting.values import Values
+from mp_agent.catalog.metrics import agent
 from mp_agent.errors import CatalogError
 
 
@@ -178,7 +178,7 @@ class Interpreter:
         self, window_seconds: float, before_seconds: float
     ) -> Callable[[Moment], frozenset[Kept]]:
         """Return a selector of targets that had counted for less than a window, `before` ago."""
-        name = metrics.COUNTING.prometheus_name
+        name = agent.COUNTING.prometheus_name
         self._readings.need(name, before_seconds + self._seconds(SCRAPE_GAP))
         age = self._range("last_over_time", SCRAPE_GAP, before_seconds)
 

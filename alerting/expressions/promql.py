@@ -3,7 +3,6 @@
 from enum import IntEnum
 
 from mp_agent.alerting.durations import SCRAPE_GAP, Duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import (
     Arithmetic,
     AtTarget,
@@ -26,6 +25,7 @@ from mp_agent.alerting.expressions.terms import (
 )
 from mp_agent.alerting.values import Values, number_text
 from mp_agent.catalog.metric import Metric
+from mp_agent.catalog.metrics import agent
 from mp_agent.catalog.thresholds import level_label
 
 __all__ = ["RUN_LABELS", "label_text", "number_text", "promql", "quoted"]
@@ -112,7 +112,7 @@ def _count(count: Count, values: Values) -> str:
     series = _selector(count.metric, count.matchers, values)
     within = _range(count.window, count.before, values)
     earlier = _range(SCRAPE_GAP, (count.window, *count.before), values)
-    counting = _selector(metrics.COUNTING, (), values)
+    counting = _selector(agent.COUNTING, (), values)
     age = f"last_over_time({counting}{_range(SCRAPE_GAP, count.before, values)})"
     born = (
         f"last_over_time({series}{within})\n"

@@ -11,7 +11,6 @@ from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.descriptions import Labels
 from mp_agent.alerting.durations import prometheus_duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.promql import label_text, number_text, quoted
 from mp_agent.alerting.first_line import headline
 from mp_agent.alerting.links import OF_CLUSTER
@@ -19,6 +18,7 @@ from mp_agent.alerting.remedies import Lookup, fitting
 from mp_agent.alerting.values import Values
 from mp_agent.alerting.yaml_text import yaml_text
 from mp_agent.catalog.metric import Metric
+from mp_agent.catalog.metrics import run
 from tests.alerting.examples.catalog import examples_of
 from tests.alerting.examples.example import RUN, TARGET, Example, Track, Value
 from tests.alerting.examples.healthy import clocks, healthy_tracks, same_series
@@ -87,7 +87,7 @@ def _moments_test(
 
 def _tracks(example: Example) -> list[Track]:
     usual = healthy_tracks(example.minutes)
-    step, steps = (_in_force(metric, example, usual) for metric in (metrics.STEP, metrics.STEPS))
+    step, steps = (_in_force(metric, example, usual) for metric in (run.STEP, run.STEPS))
     healthy = (
         track
         for track in (*usual, *clocks(example, step, steps))

@@ -6,15 +6,15 @@ import pytest
 from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.loss import LOSS_SPIKE
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import Compare, Number, Series
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import values_in_force
+from mp_agent.catalog.metrics import run
 from mp_agent.errors import CatalogError
 
 _LEVEL = Level(
     severity=Severity.WARNING,
-    when=Compare(Series(metric=metrics.LOSS), ">", Number(3)),
+    when=Compare(Series(metric=run.LOSS), ">", Number(3)),
     description="Run {run} lost more than <grad_norm_high> in <stall_window>: {value|count}.",
 )
 

@@ -5,9 +5,9 @@ import re
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.conditions.gradient_layers import GRADIENT_UNDERFLOW
 from mp_agent.alerting.conditions.gradient_size import GRADIENT_EXPLOSION
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.remedies import CLIPS, CLIPS_NOT, FP16, Remedy, fitting, remedy_template
 from mp_agent.alerting.values import values_in_force
+from mp_agent.catalog.metrics import gradients
 from tests.every import for_every
 
 
@@ -54,4 +54,4 @@ def test_every_run_gets_some_advice(condition):
 
 
 def test_the_metrics_of_facts_are_in_the_catalog():
-    assert metrics.CLIP_MAX_NORM.prometheus_name == "mp_agent_clip_max_norm"
+    assert gradients.CLIP_MAX_NORM.prometheus_name == "mp_agent_clip_max_norm"

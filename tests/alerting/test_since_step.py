@@ -6,13 +6,13 @@ from pathlib import Path
 import yaml
 
 from mp_agent.alerting.conditions.run import RUN_FAILED
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
+from mp_agent.catalog.metrics import run as run_metrics
 from tests.alerting.examples.catalog import examples_of
 from tests.alerting.promtool import assert_passes, render_tests
 
-_NAME = metrics.CONDITION_SINCE_STEP.prometheus_name
+_NAME = run_metrics.CONDITION_SINCE_STEP.prometheus_name
 
 
 def test_the_step_is_the_earliest_of_the_run_s_own_series(

@@ -69,6 +69,28 @@ def _first_nonfinite_gradient(run: RunView) -> Reading:
     return None if first is None else {(str(first.step), first.layer, first.place): 1.0}
 
 
+ACTIVATION_NONFINITE = counter(
+    "mp_agent.activation.nonfinite.elements",
+    "{element}",
+    help="NaN and Inf elements in outputs of modules, in the steps that were sampled.",
+    count=_of_step(nonfinite_elements),
+)
+ACTIVATION_NEAR_OVERFLOW = counter(
+    "mp_agent.activation.near_overflow.elements",
+    "{element}",
+    help="Finite elements of FP16 outputs of modules with a magnitude above the threshold "
+    "fp16_near_overflow, in the steps that were sampled.",
+    thresholds=("fp16_near_overflow",),
+    count=_of_step(lambda row: row.get("near_overflow_elements", 0.0)),
+)
+FIRST_NONFINITE_OUTPUT = info(
+    "mp_agent.activation.first_nonfinite.info",
+    labels=("step", "layer"),
+    help="The module that was the first of a forward pass to return NaN or Inf, at the first "
+    "of the latest sampled steps in a row that had any.",
+    read=_first_nonfinite,
+)
+
 ACTIVATION_METRICS = (
     gauge(
         "mp_agent.activation.abs_max",
@@ -95,27 +117,9 @@ ACTIVATION_METRICS = (
         help="Share of the elements in the outputs of all modules that are exactly zero.",
         read=_of_run(zero_share),
     ),
-    counter(
-        "mp_agent.activation.nonfinite.elements",
-        "{element}",
-        help="NaN and Inf elements in outputs of modules, in the steps that were sampled.",
-        count=_of_step(nonfinite_elements),
-    ),
-    counter(
-        "mp_agent.activation.near_overflow.elements",
-        "{element}",
-        help="Finite elements of FP16 outputs of modules with a magnitude above the threshold "
-        "fp16_near_overflow, in the steps that were sampled.",
-        thresholds=("fp16_near_overflow",),
-        count=_of_step(lambda row: row.get("near_overflow_elements", 0.0)),
-    ),
-    info(
-        "mp_agent.activation.first_nonfinite.info",
-        labels=("step", "layer"),
-        help="The module that was the first of a forward pass to return NaN or Inf, at the first "
-        "of the latest sampled steps in a row that had any.",
-        read=_first_nonfinite,
-    ),
+    ACTIVATION_NONFINITE,
+    ACTIVATION_NEAR_OVERFLOW,
+    FIRST_NONFINITE_OUTPUT,
     info(
         "mp_agent.activation.first_nonfinite_gradient.info",
         labels=("step", "layer", "place"),

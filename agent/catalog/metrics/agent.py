@@ -2,21 +2,54 @@
 
 from mp_agent.catalog.metric import Scope, counter, gauge, info
 
+BUILD = info(
+    "mp_agent.build.info",
+    scope=Scope.AGENT,
+    labels=("version",),
+    help="Version of the node agent; the value is always 1.",
+    read=lambda agent: {(agent.version,): 1.0},
+)
+COUNTING = gauge(
+    "mp_agent.counting",
+    "s",
+    scope=Scope.AGENT,
+    help="Time since the counters of this node started at 0, including restarts of the agent.",
+    read=lambda agent: agent.counting_seconds,
+)
+PROBE_ERRORS = counter(
+    "mp_agent.probe.errors",
+    "{error}",
+    scope=Scope.AGENT,
+    help="Errors that the probes of this node contained instead of raising into training.",
+    read=lambda agent: float(agent.probe_errors),
+)
+SETTING_ERRORS = counter(
+    "mp_agent.setting.errors",
+    "{error}",
+    scope=Scope.AGENT,
+    help="Environment and file settings that were ignored because their value was invalid.",
+    read=lambda agent: float(agent.setting_errors),
+)
+RECORDS_DROPPED = counter(
+    "mp_agent.records.dropped",
+    "{record}",
+    scope=Scope.AGENT,
+    help="Records of steps, and of their layers, that were lost: overwritten before they were "
+    "read, impossible to write, not brought by the device, or not received from another node "
+    "before the run was over.",
+    read=lambda agent: float(agent.records_dropped),
+)
+SERIES_DROPPED = counter(
+    "mp_agent.series.dropped",
+    "{series}",
+    scope=Scope.AGENT,
+    help="Series left out of an export because of max_series.",
+    read=lambda agent: float(agent.series_dropped),
+)
+
 AGENT_METRICS = (
-    info(
-        "mp_agent.build.info",
-        scope=Scope.AGENT,
-        labels=("version",),
-        help="Version of the node agent; the value is always 1.",
-        read=lambda agent: {(agent.version,): 1.0},
-    ),
-    gauge(
-        "mp_agent.counting",
-        "s",
-        scope=Scope.AGENT,
-        help="Time since the counters of this node started at 0, including restarts of the agent.",
-        read=lambda agent: agent.counting_seconds,
-    ),
+    BUILD,
+    COUNTING,
     counter(
         "mp_agent.probe",
         "s",
@@ -24,36 +57,10 @@ AGENT_METRICS = (
         help="Host time that the probes of this node have spent inside training steps.",
         read=lambda agent: agent.probe_seconds,
     ),
-    counter(
-        "mp_agent.probe.errors",
-        "{error}",
-        scope=Scope.AGENT,
-        help="Errors that the probes of this node contained instead of raising into training.",
-        read=lambda agent: float(agent.probe_errors),
-    ),
-    counter(
-        "mp_agent.setting.errors",
-        "{error}",
-        scope=Scope.AGENT,
-        help="Environment and file settings that were ignored because their value was invalid.",
-        read=lambda agent: float(agent.setting_errors),
-    ),
-    counter(
-        "mp_agent.records.dropped",
-        "{record}",
-        scope=Scope.AGENT,
-        help="Records of steps, and of their layers, that were lost: overwritten before they were "
-        "read, impossible to write, not brought by the device, or not received from another node "
-        "before the run was over.",
-        read=lambda agent: float(agent.records_dropped),
-    ),
-    counter(
-        "mp_agent.series.dropped",
-        "{series}",
-        scope=Scope.AGENT,
-        help="Series left out of an export because of max_series.",
-        read=lambda agent: float(agent.series_dropped),
-    ),
+    PROBE_ERRORS,
+    SETTING_ERRORS,
+    RECORDS_DROPPED,
+    SERIES_DROPPED,
     gauge(
         "mp_agent.scrape.duration",
         "s",

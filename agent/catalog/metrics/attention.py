@@ -24,22 +24,33 @@ def _largest_of_layer(layer: LayerView) -> Reading:
     return layer.values.get("logit_max") if layer.judged else None
 
 
+ATTENTION_LOGIT_MAX = gauge(
+    "mp_agent.attention.logit.max",
+    "{logit}",
+    help="Largest attention logit (scaled product of query and key, with the mask or bias "
+    "added) of a few heads and positions of each attention module, in the first forward pass "
+    "of a sampled step.",
+    read=_largest,
+)
+ATTENTION_LOGIT_GROWTH = gauge(
+    "mp_agent.attention.logit.growth",
+    "{factor}",
+    help="Median of the last three samples of that logit, divided by the median of the run's "
+    "earlier half of samples, or by 1 where that is less. Absent before 8 samples.",
+    read=_attention_growth,
+)
+ATTENTION_HIGH_LAYER = info(
+    "mp_agent.attention.high_layer.info",
+    labels=("layer",),
+    thresholds=("attention_logit_high",),
+    help="A module whose largest attention logit was above its limit in the latest sample; 10 "
+    "at most, those with the largest.",
+    read=_high_layers,
+)
+
 ATTENTION_METRICS = (
-    gauge(
-        "mp_agent.attention.logit.max",
-        "{logit}",
-        help="Largest attention logit (scaled product of query and key, with the mask or bias "
-        "added) of a few heads and positions of each attention module, in the first forward pass "
-        "of a sampled step.",
-        read=_largest,
-    ),
-    gauge(
-        "mp_agent.attention.logit.growth",
-        "{factor}",
-        help="Median of the last three samples of that logit, divided by the median of the run's "
-        "earlier half of samples, or by 1 where that is less. Absent before 8 samples.",
-        read=_attention_growth,
-    ),
+    ATTENTION_LOGIT_MAX,
+    ATTENTION_LOGIT_GROWTH,
     counter(
         "mp_agent.attention.nonfinite.logits",
         "{logit}",
@@ -49,14 +60,7 @@ ATTENTION_METRICS = (
             "nonfinite_elements", 0.0
         ),
     ),
-    info(
-        "mp_agent.attention.high_layer.info",
-        labels=("layer",),
-        thresholds=("attention_logit_high",),
-        help="A module whose largest attention logit was above its limit in the latest sample; 10 "
-        "at most, those with the largest.",
-        read=_high_layers,
-    ),
+    ATTENTION_HIGH_LAYER,
 )
 
 ATTENTION_LAYER_METRICS = (
@@ -90,6 +94,21 @@ def _output_growth(run: RunView) -> Reading:
     return None if run.health.logits is None else run.health.logits.logsumexp_growth
 
 
+OUTPUT_LOGSUMEXP_SIZE = gauge(
+    "mp_agent.output.logsumexp.size",
+    "{logit}",
+    help="Largest magnitude of a log-sum-exp of the rows of output logits looked at.",
+    read=_size,
+)
+OUTPUT_LOGSUMEXP_GROWTH = gauge(
+    "mp_agent.output.logsumexp.growth",
+    "{factor}",
+    help="Median of the last three samples of mp_agent_output_logsumexp_size, divided by the "
+    "median of the run's earlier half of samples, or by 1 where that is less. Absent "
+    "before 8 samples.",
+    read=_output_growth,
+)
+
 OUTPUT_LOGIT_METRICS = (
     gauge(
         "mp_agent.output.logit.max",
@@ -117,20 +136,8 @@ OUTPUT_LOGIT_METRICS = (
         help="Mean log-sum-exp of the rows of output logits looked at, where it is finite.",
         read=_mean,
     ),
-    gauge(
-        "mp_agent.output.logsumexp.size",
-        "{logit}",
-        help="Largest magnitude of a log-sum-exp of the rows of output logits looked at.",
-        read=_size,
-    ),
-    gauge(
-        "mp_agent.output.logsumexp.growth",
-        "{factor}",
-        help="Median of the last three samples of mp_agent_output_logsumexp_size, divided by the "
-        "median of the run's earlier half of samples, or by 1 where that is less. Absent "
-        "before 8 samples.",
-        read=_output_growth,
-    ),
+    OUTPUT_LOGSUMEXP_SIZE,
+    OUTPUT_LOGSUMEXP_GROWTH,
     counter(
         "mp_agent.output.nonfinite.rows",
         "{row}",

@@ -62,6 +62,16 @@ def _best_scale(run: RunView) -> Reading:
     return 2.0**exponent if -1000 < exponent < 1000 else None
 
 
+GRAD_FP16_FLUSHED = gauge(
+    "mp_agent.grad.fp16.flushed",
+    "1",
+    labels=("scale",),
+    help="Share of the non-zero gradient elements that FP16 rounds to zero: at the loss scale "
+    "in_force, and as it would be at half and at double that scale. Zeros that FP16 already "
+    "made are not seen. Absent without a loss scale.",
+    read=_flushed,
+)
+
 DISTRIBUTION_METRICS = (
     gauge(
         "mp_agent.grad.mean",
@@ -84,15 +94,7 @@ DISTRIBUTION_METRICS = (
         "ones.",
         read=_exponents,
     ),
-    gauge(
-        "mp_agent.grad.fp16.flushed",
-        "1",
-        labels=("scale",),
-        help="Share of the non-zero gradient elements that FP16 rounds to zero: at the loss scale "
-        "in_force, and as it would be at half and at double that scale. Zeros that FP16 already "
-        "made are not seen. Absent without a loss scale.",
-        read=_flushed,
-    ),
+    GRAD_FP16_FLUSHED,
     gauge(
         "mp_agent.grad.fp16.subnormal",
         "1",

@@ -52,6 +52,22 @@ def _nonfinite(change: StepTransition) -> float:
     return change.step.families.get(FP8.name, {}).get("nonfinite_elements", 0.0)
 
 
+LAYERS_FP8_MISSCALED = gauge(
+    "mp_agent.layers.fp8_misscaled",
+    "{layer}",
+    thresholds=("fp8_range_used_high", "fp8_range_used_low", "fp8_scaling_samples"),
+    help="Layers with a tensor that used more of FP8's range than the one limit, or less than "
+    "the other, in several consecutive samples. Absent without delayed scaling.",
+    read=_of_scaling(lambda scaling: float(scaling.misscaled)),
+)
+FP8_MISSCALED_LAYER = info(
+    "mp_agent.fp8_misscaled_layer.info",
+    labels=("layer", "reason"),
+    help="A layer whose scale does not fit a tensor, and what it does to FP8's range: "
+    "`saturated` or `unused`; 10 of each at most, the furthest ones first.",
+    read=_of_scaling(_names),
+)
+
 FP8_METRICS = (
     gauge(
         "mp_agent.fp8.flushed",
@@ -102,21 +118,8 @@ FP8_METRICS = (
         "layers, in the steps that were sampled.",
         count=_nonfinite,
     ),
-    gauge(
-        "mp_agent.layers.fp8_misscaled",
-        "{layer}",
-        thresholds=("fp8_range_used_high", "fp8_range_used_low", "fp8_scaling_samples"),
-        help="Layers with a tensor that used more of FP8's range than the one limit, or less than "
-        "the other, in several consecutive samples. Absent without delayed scaling.",
-        read=_of_scaling(lambda scaling: float(scaling.misscaled)),
-    ),
-    info(
-        "mp_agent.fp8_misscaled_layer.info",
-        labels=("layer", "reason"),
-        help="A layer whose scale does not fit a tensor, and what it does to FP8's range: "
-        "`saturated` or `unused`; 10 of each at most, the furthest ones first.",
-        read=_of_scaling(_names),
-    ),
+    LAYERS_FP8_MISSCALED,
+    FP8_MISSCALED_LAYER,
 )
 
 

@@ -54,6 +54,49 @@ def _above(change: StepTransition, norms: Mapping[str, float]) -> Reading:
     return {(level_label(name),): float(largest > change.thresholds[name]) for name in _HIGH_BOUNDS}
 
 
+GRAD_NORM_PEAK = gauge(
+    "mp_agent.grad.norm.usual.peak",
+    "{norm}",
+    optional_labels=OPTIMIZER,
+    help="Largest value of mp_agent_grad_norm_usual so far.",
+    read=_peak,
+)
+GRAD_NORM_BELOW = gauge(
+    "mp_agent.grad.norm.below.steps",
+    "{step}",
+    labels=("limit",),
+    thresholds=_LOW_BOUNDS,
+    help="Consecutive steps whose gradient norm was below the threshold that `limit` names.",
+    read=_below,
+)
+GRAD_EXPLODED = counter(
+    "mp_agent.grad.exploded.steps",
+    "{step}",
+    labels=("bound",),
+    label_values=_bounds,
+    thresholds=(*_HIGH_BOUNDS, "grad_norm_growth"),
+    help="Steps whose gradient norm, for any optimizer, was above the bound and far above "
+    "its own usual value.",
+    count=_exploded,
+)
+GRAD_EXPLODED_UNCLIPPED = counter(
+    "mp_agent.grad.exploded.unclipped.steps",
+    "{step}",
+    labels=("bound",),
+    label_values=_bounds,
+    thresholds=(*_HIGH_BOUNDS, "grad_norm_growth"),
+    help="Steps whose gradient norm was above the bound and far above its own usual value, and "
+    "on which clipping is not known to have reduced the gradients.",
+    count=_unclipped,
+)
+CLIP_SCALED_STEPS = gauge(
+    "mp_agent.clip.scaled.steps",
+    "{step}",
+    help="Consecutive steps whose clipping saw gradients that were still multiplied by the "
+    "loss scale; 0 if it runs after unscale_.",
+    read=lambda run: float(run.health.scaled_clip_steps),
+)
+
 NORM_METRICS = (
     gauge(
         "mp_agent.grad.norm.usual",
@@ -62,48 +105,11 @@ NORM_METRICS = (
         help="Median of the last 128 gradient norms, without those that exploded.",
         read=_usual,
     ),
-    gauge(
-        "mp_agent.grad.norm.usual.peak",
-        "{norm}",
-        optional_labels=OPTIMIZER,
-        help="Largest value of mp_agent_grad_norm_usual so far.",
-        read=_peak,
-    ),
-    gauge(
-        "mp_agent.grad.norm.below.steps",
-        "{step}",
-        labels=("limit",),
-        thresholds=_LOW_BOUNDS,
-        help="Consecutive steps whose gradient norm was below the threshold that `limit` names.",
-        read=_below,
-    ),
-    counter(
-        "mp_agent.grad.exploded.steps",
-        "{step}",
-        labels=("bound",),
-        label_values=_bounds,
-        thresholds=(*_HIGH_BOUNDS, "grad_norm_growth"),
-        help="Steps whose gradient norm, for any optimizer, was above the bound and far above "
-        "its own usual value.",
-        count=_exploded,
-    ),
-    counter(
-        "mp_agent.grad.exploded.unclipped.steps",
-        "{step}",
-        labels=("bound",),
-        label_values=_bounds,
-        thresholds=(*_HIGH_BOUNDS, "grad_norm_growth"),
-        help="Steps whose gradient norm was above the bound and far above its own usual value, and "
-        "on which clipping is not known to have reduced the gradients.",
-        count=_unclipped,
-    ),
-    gauge(
-        "mp_agent.clip.scaled.steps",
-        "{step}",
-        help="Consecutive steps whose clipping saw gradients that were still multiplied by the "
-        "loss scale; 0 if it runs after unscale_.",
-        read=lambda run: float(run.health.scaled_clip_steps),
-    ),
+    GRAD_NORM_PEAK,
+    GRAD_NORM_BELOW,
+    GRAD_EXPLODED,
+    GRAD_EXPLODED_UNCLIPPED,
+    CLIP_SCALED_STEPS,
 )
 
 
@@ -147,6 +153,70 @@ def _sampled_step(run: RunView) -> Reading:
     return {(family,): float(step) for family, step in run.sampled_steps.items()}
 
 
+LAYERS_DEAD = gauge(
+    "mp_agent.layers.dead",
+    "{layer}",
+    thresholds=("layer_dead_abs_max", "layer_dead_samples", "layer_fall"),
+    help="Layers whose gradient was close to zero in three consecutive samples, and far "
+    "below its initial values; layers that never had a gradient, or have none at times "
+    "(frozen, unused, idle experts), are not counted.",
+    read=_dead,
+)
+DEAD_LAYER = info(
+    "mp_agent.dead_layer.info",
+    labels=("layer",),
+    help="A layer whose gradient is close to zero and once was not; 10 at most, those nearest "
+    "to the input.",
+    read=_dead_names,
+)
+LAYERS_UNDERFLOWING = gauge(
+    "mp_agent.layers.underflowing",
+    "1",
+    thresholds=("layer_zero_rise", "layer_flushed"),
+    help="Share of the layers whose gradient has far more zeros than in their first samples, "
+    "or is largely below FP16's smallest number at the loss scale in force; absent before "
+    "the first samples are there.",
+    read=_underflowing,
+)
+UNDERFLOWING_LAYER = info(
+    "mp_agent.underflowing_layer.info",
+    labels=("layer",),
+    help="A layer whose gradient has far more zeros than at first, or is largely below FP16's "
+    "smallest number; 10 at most, those nearest to the input.",
+    read=_underflowing_names,
+)
+LAYERS_EXPLODING = gauge(
+    "mp_agent.layers.exploding",
+    "{layer}",
+    thresholds=("layer_growth", "layer_dead_samples"),
+    help="Layers whose gradient norm was far above their own usual one in three consecutive "
+    "samples, while that of most layers was not.",
+    read=_exploding,
+)
+EXPLODING_LAYER = info(
+    "mp_agent.exploding_layer.info",
+    labels=("layer",),
+    help="A layer whose gradient norm is far above its own usual one; 10 at most, those "
+    "nearest to the input.",
+    read=_exploding_names,
+)
+LAYERS_WITHOUT_GRADIENT = gauge(
+    "mp_agent.layers.without_gradient",
+    "1",
+    thresholds=("untrained_steps",),
+    help="Share of the layers that the optimizer holds, and that require gradients, which have "
+    "never had one since the start of the attempt; absent during the first 64 steps. Idle "
+    "experts are not counted, and neither are layers of optimizers without any gradient.",
+    read=_without_gradient,
+)
+LAYER_WITHOUT_GRADIENT = info(
+    "mp_agent.layer.without_gradient.info",
+    labels=("layer",),
+    help="A layer that has never had a gradient although it requires one; 10 at most, those "
+    "nearest to the input.",
+    read=_names_without_gradient,
+)
+
 LAYER_TROUBLE_METRICS = (
     gauge(
         "mp_agent.sampled.step",
@@ -157,69 +227,14 @@ LAYER_TROUBLE_METRICS = (
         "of what: gradients, optimizer, distribution, activations or tensors.",
         read=_sampled_step,
     ),
-    gauge(
-        "mp_agent.layers.dead",
-        "{layer}",
-        thresholds=("layer_dead_abs_max", "layer_dead_samples", "layer_fall"),
-        help="Layers whose gradient was close to zero in three consecutive samples, and far "
-        "below its initial values; layers that never had a gradient, or have none at times "
-        "(frozen, unused, idle experts), are not counted.",
-        read=_dead,
-    ),
-    info(
-        "mp_agent.dead_layer.info",
-        labels=("layer",),
-        help="A layer whose gradient is close to zero and once was not; 10 at most, those nearest "
-        "to the input.",
-        read=_dead_names,
-    ),
-    gauge(
-        "mp_agent.layers.underflowing",
-        "1",
-        thresholds=("layer_zero_rise", "layer_flushed"),
-        help="Share of the layers whose gradient has far more zeros than in their first samples, "
-        "or is largely below FP16's smallest number at the loss scale in force; absent before "
-        "the first samples are there.",
-        read=_underflowing,
-    ),
-    info(
-        "mp_agent.underflowing_layer.info",
-        labels=("layer",),
-        help="A layer whose gradient has far more zeros than at first, or is largely below FP16's "
-        "smallest number; 10 at most, those nearest to the input.",
-        read=_underflowing_names,
-    ),
-    gauge(
-        "mp_agent.layers.exploding",
-        "{layer}",
-        thresholds=("layer_growth", "layer_dead_samples"),
-        help="Layers whose gradient norm was far above their own usual one in three consecutive "
-        "samples, while that of most layers was not.",
-        read=_exploding,
-    ),
-    info(
-        "mp_agent.exploding_layer.info",
-        labels=("layer",),
-        help="A layer whose gradient norm is far above its own usual one; 10 at most, those "
-        "nearest to the input.",
-        read=_exploding_names,
-    ),
-    gauge(
-        "mp_agent.layers.without_gradient",
-        "1",
-        thresholds=("untrained_steps",),
-        help="Share of the layers that the optimizer holds, and that require gradients, which have "
-        "never had one since the start of the attempt; absent during the first 64 steps. Idle "
-        "experts are not counted, and neither are layers of optimizers without any gradient.",
-        read=_without_gradient,
-    ),
-    info(
-        "mp_agent.layer.without_gradient.info",
-        labels=("layer",),
-        help="A layer that has never had a gradient although it requires one; 10 at most, those "
-        "nearest to the input.",
-        read=_names_without_gradient,
-    ),
+    LAYERS_DEAD,
+    DEAD_LAYER,
+    LAYERS_UNDERFLOWING,
+    UNDERFLOWING_LAYER,
+    LAYERS_EXPLODING,
+    EXPLODING_LAYER,
+    LAYERS_WITHOUT_GRADIENT,
+    LAYER_WITHOUT_GRADIENT,
 )
 
 
@@ -345,54 +360,61 @@ def _local_state(run: RunView) -> Reading:
     return {(why, _names(tensors)): 1.0 for why, tensors in named.items() if tensors}
 
 
+REPLICA_DIVERGENCE = gauge(
+    "mp_agent.replica.divergence",
+    "",
+    labels=("kind",),
+    help="1 if ranks that must have the same gradients, or weights, differed when they were "
+    "last compared, else 0; absent if there was nothing to compare. Weights are compared "
+    "before the update; state is what else a checkpoint holds: frozen parameters, buffers.",
+    read=_diverged,
+)
+REPLICA_DIVERGENCE_STEPS = counter(
+    "mp_agent.replica.divergence.steps",
+    "{step}",
+    labels=("kind",),
+    label_values=lambda thresholds: tuple((kind,) for kind in _KINDS),
+    help="Steps on which ranks that must have the same gradients, or weights, were compared "
+    "and differed.",
+    count=_diverging_steps,
+)
+DIVERGENT_RANKS = info(
+    "mp_agent.divergent_ranks.info",
+    labels=("kind", "step", "ranks", "tensors"),
+    help="The step on which ranks last differed, the ranks that differ from the majority (none "
+    "if there is no majority), and the tensors that differ, as far as they are known.",
+    read=_divergent_ranks,
+)
+REPLICA_UNREDUCED_STEPS = gauge(
+    "mp_agent.replica.unreduced.steps",
+    "{step}",
+    thresholds=("unreduced_steps",),
+    help="Consecutive steps that ranks which hold copies of one model have made with "
+    "gradients that no collective reduced, once no periodic averaging of the weights explains "
+    "it; else 0.",
+    read=lambda run: float(run.unreduced_steps),
+)
+REPLICA_UNEXPLAINED = gauge(
+    "mp_agent.replica.unexplained.tensors",
+    "{tensor}",
+    help="Frozen parameters and buffers of which a checkpoint would hold one rank's alone: "
+    "they differ between ranks that train the same weights, are not local by design, and were "
+    "never seen equal; absent if there was nothing to compare.",
+    read=_unexplained,
+)
+LOCAL_STATE = info(
+    "mp_agent.local_state.info",
+    labels=("why", "tensors"),
+    help="Frozen parameters and buffers that differ between ranks which train the same "
+    "weights: by design, as statistics of BatchNorm do, or for an unknown reason.",
+    read=_local_state,
+)
+
 REPLICA_METRICS = (
-    gauge(
-        "mp_agent.replica.divergence",
-        "",
-        labels=("kind",),
-        help="1 if ranks that must have the same gradients, or weights, differed when they were "
-        "last compared, else 0; absent if there was nothing to compare. Weights are compared "
-        "before the update; state is what else a checkpoint holds: frozen parameters, buffers.",
-        read=_diverged,
-    ),
-    counter(
-        "mp_agent.replica.divergence.steps",
-        "{step}",
-        labels=("kind",),
-        label_values=lambda thresholds: tuple((kind,) for kind in _KINDS),
-        help="Steps on which ranks that must have the same gradients, or weights, were compared "
-        "and differed.",
-        count=_diverging_steps,
-    ),
-    info(
-        "mp_agent.divergent_ranks.info",
-        labels=("kind", "step", "ranks", "tensors"),
-        help="The step on which ranks last differed, the ranks that differ from the majority (none "
-        "if there is no majority), and the tensors that differ, as far as they are known.",
-        read=_divergent_ranks,
-    ),
-    gauge(
-        "mp_agent.replica.unreduced.steps",
-        "{step}",
-        thresholds=("unreduced_steps",),
-        help="Consecutive steps that ranks which hold copies of one model have made with "
-        "gradients that no collective reduced, once no periodic averaging of the weights explains "
-        "it; else 0.",
-        read=lambda run: float(run.unreduced_steps),
-    ),
-    gauge(
-        "mp_agent.replica.unexplained.tensors",
-        "{tensor}",
-        help="Frozen parameters and buffers of which a checkpoint would hold one rank's alone: "
-        "they differ between ranks that train the same weights, are not local by design, and were "
-        "never seen equal; absent if there was nothing to compare.",
-        read=_unexplained,
-    ),
-    info(
-        "mp_agent.local_state.info",
-        labels=("why", "tensors"),
-        help="Frozen parameters and buffers that differ between ranks which train the same "
-        "weights: by design, as statistics of BatchNorm do, or for an unknown reason.",
-        read=_local_state,
-    ),
+    REPLICA_DIVERGENCE,
+    REPLICA_DIVERGENCE_STEPS,
+    DIVERGENT_RANKS,
+    REPLICA_UNREDUCED_STEPS,
+    REPLICA_UNEXPLAINED,
+    LOCAL_STATE,
 )

@@ -144,15 +144,88 @@ def _clipped(change: StepTransition) -> Reading:
     return float(coefficient is not None and coefficient < 1.0 and not change.step.skipped)
 
 
-GRADIENT_METRICS = (
-    gauge(
-        "mp_agent.grad.norm",
-        "{norm}",
-        help="Global L2 norm of the unscaled gradients before clipping; last step that was neither "
-        "skipped nor non-finite.",
-        optional_labels=OPTIMIZER,
-        read=lambda run: _judged(run, lambda step: step.grad_norm),
+GRAD_NORM = gauge(
+    "mp_agent.grad.norm",
+    "{norm}",
+    help="Global L2 norm of the unscaled gradients before clipping; last step that was neither "
+    "skipped nor non-finite.",
+    optional_labels=OPTIMIZER,
+    read=lambda run: _judged(run, lambda step: step.grad_norm),
+)
+GRAD_ABS_MIN = gauge(
+    "mp_agent.grad.abs_min",
+    "{gradient}",
+    help="Smallest gradient magnitude other than zero, same step as the norm; absent when all "
+    "are zero.",
+    optional_labels=OPTIMIZER,
+    read=lambda run: _judged(run, lambda step: step.gradients.get("abs_min")),
+)
+GRAD_FINITE = gauge(
+    "mp_agent.grad.finite",
+    "",
+    help="1 if all gradients of the last step were finite, else 0.",
+    optional_labels=OPTIMIZER,
+    read=_finite,
+)
+GRAD_NORM_WINDOW_MAX = gauge(
+    "mp_agent.grad.norm.window_max",
+    "{norm}",
+    help="Largest gradient norm over the last window_seconds.",
+    optional_labels=OPTIMIZER,
+    read=lambda run: of_optimizers(
+        run.norm_window_max, run.optimizer_extremes, lambda extremes: extremes[0]
     ),
+)
+GRAD_NORM_EXCEEDED = counter(
+    "mp_agent.grad.norm.exceeded.steps",
+    "{step}",
+    labels=("bound",),
+    optional_labels=OPTIMIZER,
+    label_values=_bounds,
+    thresholds=_NORM_BOUNDS,
+    help="Steps whose gradient norm was above the bound, by the bound's level.",
+    count=_exceeded,
+)
+GRAD_NORM_UNCLIPPED = counter(
+    "mp_agent.grad.norm.unclipped.steps",
+    "{step}",
+    labels=("bound",),
+    optional_labels=OPTIMIZER,
+    label_values=_bounds,
+    thresholds=_NORM_BOUNDS,
+    help="Steps whose gradient norm was above the bound and was not shrunk by clipping.",
+    count=_unclipped,
+)
+GRAD_FP16_HEADROOM = gauge(
+    "mp_agent.grad.fp16.headroom",
+    "{bit}",
+    help="Doublings that the largest scaled gradient is away from FP16's largest number, same "
+    "step as the norm; absent without a loss scale.",
+    read=_headroom,
+)
+NONFINITE_UPDATES = counter(
+    "mp_agent.nonfinite.updates",
+    "{step}",
+    help="Steps on which the optimizer was stepped with non-finite gradients, but for those of "
+    "which the guard skipped the update.",
+    optional_labels=OPTIMIZER,
+    count=_nonfinite_update,
+)
+CLIP_MAX_NORM = gauge(
+    "mp_agent.clip.max_norm",
+    "{norm}",
+    help="Limit given to gradient clipping.",
+    read=lambda run: None if run.last is None else run.last.get("clip_max_norm"),
+)
+CLIPPED_STEPS = counter(
+    "mp_agent.clipped.steps",
+    "{step}",
+    help="Steps on which clipping shrank the gradients.",
+    count=_clipped,
+)
+
+GRADIENT_METRICS = (
+    GRAD_NORM,
     gauge(
         "mp_agent.grad.abs_max",
         "{gradient}",
@@ -160,14 +233,7 @@ GRADIENT_METRICS = (
         optional_labels=OPTIMIZER,
         read=lambda run: _judged(run, lambda step: step.gradients.get("abs_max")),
     ),
-    gauge(
-        "mp_agent.grad.abs_min",
-        "{gradient}",
-        help="Smallest gradient magnitude other than zero, same step as the norm; absent when all "
-        "are zero.",
-        optional_labels=OPTIMIZER,
-        read=lambda run: _judged(run, lambda step: step.gradients.get("abs_min")),
-    ),
+    GRAD_ABS_MIN,
     gauge(
         "mp_agent.grad.zero",
         "1",
@@ -175,22 +241,8 @@ GRADIENT_METRICS = (
         optional_labels=OPTIMIZER,
         read=lambda run: _judged(run, _zero_ratio),
     ),
-    gauge(
-        "mp_agent.grad.finite",
-        "",
-        help="1 if all gradients of the last step were finite, else 0.",
-        optional_labels=OPTIMIZER,
-        read=_finite,
-    ),
-    gauge(
-        "mp_agent.grad.norm.window_max",
-        "{norm}",
-        help="Largest gradient norm over the last window_seconds.",
-        optional_labels=OPTIMIZER,
-        read=lambda run: of_optimizers(
-            run.norm_window_max, run.optimizer_extremes, lambda extremes: extremes[0]
-        ),
-    ),
+    GRAD_FINITE,
+    GRAD_NORM_WINDOW_MAX,
     gauge(
         "mp_agent.grad.norm.window_min",
         "{norm}",
@@ -200,16 +252,7 @@ GRADIENT_METRICS = (
             run.norm_window_min, run.optimizer_extremes, lambda extremes: extremes[1]
         ),
     ),
-    counter(
-        "mp_agent.grad.norm.exceeded.steps",
-        "{step}",
-        labels=("bound",),
-        optional_labels=OPTIMIZER,
-        label_values=_bounds,
-        thresholds=_NORM_BOUNDS,
-        help="Steps whose gradient norm was above the bound, by the bound's level.",
-        count=_exceeded,
-    ),
+    GRAD_NORM_EXCEEDED,
     gauge(
         "mp_agent.grad.norm.bound",
         "{norm}",
@@ -222,23 +265,8 @@ GRADIENT_METRICS = (
             if name in run.thresholds
         },
     ),
-    counter(
-        "mp_agent.grad.norm.unclipped.steps",
-        "{step}",
-        labels=("bound",),
-        optional_labels=OPTIMIZER,
-        label_values=_bounds,
-        thresholds=_NORM_BOUNDS,
-        help="Steps whose gradient norm was above the bound and was not shrunk by clipping.",
-        count=_unclipped,
-    ),
-    gauge(
-        "mp_agent.grad.fp16.headroom",
-        "{bit}",
-        help="Doublings that the largest scaled gradient is away from FP16's largest number, same "
-        "step as the norm; absent without a loss scale.",
-        read=_headroom,
-    ),
+    GRAD_NORM_UNCLIPPED,
+    GRAD_FP16_HEADROOM,
     counter(
         "mp_agent.grad.nonfinite.steps",
         "{step}",
@@ -260,30 +288,13 @@ GRADIENT_METRICS = (
         optional_labels=OPTIMIZER,
         count=lambda change: _elements(change, "inf_elements"),
     ),
-    counter(
-        "mp_agent.nonfinite.updates",
-        "{step}",
-        help="Steps on which the optimizer was stepped with non-finite gradients, but for those of "
-        "which the guard skipped the update.",
-        optional_labels=OPTIMIZER,
-        count=_nonfinite_update,
-    ),
-    gauge(
-        "mp_agent.clip.max_norm",
-        "{norm}",
-        help="Limit given to gradient clipping.",
-        read=lambda run: None if run.last is None else run.last.get("clip_max_norm"),
-    ),
+    NONFINITE_UPDATES,
+    CLIP_MAX_NORM,
     gauge(
         "mp_agent.clip.coefficient",
         "{factor}",
         help="Factor that clipping applied to the gradients: 1 when it left them alone.",
         read=lambda run: None if run.judged is None else run.judged.clip_coefficient,
     ),
-    counter(
-        "mp_agent.clipped.steps",
-        "{step}",
-        help="Steps on which clipping shrank the gradients.",
-        count=_clipped,
-    ),
+    CLIPPED_STEPS,
 )

@@ -110,6 +110,49 @@ def _stale_names(run: RunView) -> Reading:
     return {(name,): 1.0 for name in moments.stale_names} if moments else None
 
 
+UPDATES_LOST = gauge(
+    "mp_agent.updates.lost",
+    "1",
+    help="Share of the weights in formats of at most 16 bits that were to change, since their "
+    "gradient or its moving average is not zero, and did not: the update was rounded "
+    "away. Absent when the optimizer steps no weights in these formats.",
+    read=_of_run(lost_updates),
+)
+ADAM_BELOW_EPSILON = gauge(
+    "mp_agent.adam.below_epsilon",
+    "1",
+    help="Share of the elements that have gradients for which the root of Adam's second "
+    "moment, corrected for its bias, is below epsilon, which then sets the size of their "
+    "updates.",
+    read=_of_run(
+        lambda values: share(values, "below_epsilon_elements", "active_elements"),
+    ),
+)
+ADAM_EPSILON_LOST = gauge(
+    "mp_agent.adam.epsilon_lost",
+    "1",
+    help="Share of the elements whose second moment is kept in a format whose smallest "
+    "number is above epsilon, such as FP16 (5.96e-8) for an epsilon of 1e-8.",
+    read=_of_run(
+        lambda values: share(values, "lost_epsilon_elements", "moment_elements"),
+    ),
+)
+LAYERS_MOMENT_STALE = gauge(
+    "mp_agent.layers.moment_stale",
+    "{layer}",
+    thresholds=("moment_rms_high", "moment_rms_samples"),
+    help="Layers whose mp_agent_layer_moment_rms was above its limit in several consecutive "
+    "samples.",
+    read=_stale,
+)
+MOMENT_STALE_LAYER = info(
+    "mp_agent.moment_stale_layer.info",
+    labels=("layer",),
+    help="A layer whose mp_agent_layer_moment_rms is above its limit; 10 at most, those with "
+    "the largest values.",
+    read=_stale_names,
+)
+
 UPDATE_METRICS = (
     gauge(
         "mp_agent.weight.norm",
@@ -124,33 +167,9 @@ UPDATE_METRICS = (
         "they had before; about 1e-3 in most healthy runs.",
         read=_of_run(relative_update),
     ),
-    gauge(
-        "mp_agent.updates.lost",
-        "1",
-        help="Share of the weights in formats of at most 16 bits that were to change, since their "
-        "gradient or its moving average is not zero, and did not: the update was rounded "
-        "away. Absent when the optimizer steps no weights in these formats.",
-        read=_of_run(lost_updates),
-    ),
-    gauge(
-        "mp_agent.adam.below_epsilon",
-        "1",
-        help="Share of the elements that have gradients for which the root of Adam's second "
-        "moment, corrected for its bias, is below epsilon, which then sets the size of their "
-        "updates.",
-        read=_of_run(
-            lambda values: share(values, "below_epsilon_elements", "active_elements"),
-        ),
-    ),
-    gauge(
-        "mp_agent.adam.epsilon_lost",
-        "1",
-        help="Share of the elements whose second moment is kept in a format whose smallest "
-        "number is above epsilon, such as FP16 (5.96e-8) for an epsilon of 1e-8.",
-        read=_of_run(
-            lambda values: share(values, "lost_epsilon_elements", "moment_elements"),
-        ),
-    ),
+    UPDATES_LOST,
+    ADAM_BELOW_EPSILON,
+    ADAM_EPSILON_LOST,
     gauge(
         "mp_agent.moment.rms",
         "{factor}",
@@ -167,21 +186,8 @@ UPDATE_METRICS = (
         "gradients.",
         read=_rms_layer_max,
     ),
-    gauge(
-        "mp_agent.layers.moment_stale",
-        "{layer}",
-        thresholds=("moment_rms_high", "moment_rms_samples"),
-        help="Layers whose mp_agent_layer_moment_rms was above its limit in several consecutive "
-        "samples.",
-        read=_stale,
-    ),
-    info(
-        "mp_agent.moment_stale_layer.info",
-        labels=("layer",),
-        help="A layer whose mp_agent_layer_moment_rms is above its limit; 10 at most, those with "
-        "the largest values.",
-        read=_stale_names,
-    ),
+    LAYERS_MOMENT_STALE,
+    MOMENT_STALE_LAYER,
     gauge(
         "mp_agent.learning_rate.max",
         "{rate}",

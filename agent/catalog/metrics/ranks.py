@@ -117,66 +117,76 @@ def _laggards(run: RunView) -> Reading:
     return {(str(rank.rank), rank.phase): 1.0 for rank in run.health.laggards[:_NAMED_AT_MOST]}
 
 
+STEP_USUAL = gauge(
+    "mp_agent.step.usual",
+    "s",
+    help="Median time of the last 64 steps.",
+    read=lambda run: run.health.usual_step_seconds,
+)
+STANDING = gauge(
+    "mp_agent.standing",
+    "s",
+    help="Time since the run last completed a step, or changed between training and "
+    "evaluation, a checkpoint or another phase.",
+    read=lambda run: run.standing_seconds,
+)
+PAUSE_LONGEST = gauge(
+    "mp_agent.pause.longest",
+    "s",
+    help="Longest time in training without a completed step from which the run recovered, "
+    "halved every 12 hours: the duration of its rollouts and unmarked evaluations.",
+    read=lambda run: run.longest_pause_seconds,
+)
+PHASE_LONGEST = gauge(
+    "mp_agent.phase.longest",
+    "s",
+    help="Longest completed stay in the run's current phase outside training, after the "
+    "first step, halved every 12 hours; absent in training.",
+    read=lambda run: run.longest_phase_seconds,
+)
+STRAGGLER_SLOWDOWN = gauge(
+    "mp_agent.straggler.slowdown",
+    "{factor}",
+    help="Time before the first collective of the slowest rank, divided by the median of "
+    "all ranks; medians over 16 steps, the smallest of the last four.",
+    read=_slowdown,
+)
+STRAGGLER_DELAY = gauge(
+    "mp_agent.straggler.delay",
+    "s",
+    help="Time before the first collective of the slowest rank, less the median of all ranks: "
+    "what it costs per step.",
+    read=_delay,
+)
+STRAGGLER = info(
+    "mp_agent.straggler.info",
+    labels=("rank",),
+    help="The rank that takes longest before the first collective.",
+    read=_straggler,
+)
+RANKS_LAGGING = gauge(
+    "mp_agent.ranks.lagging",
+    "{rank}",
+    help="Ranks that are behind the furthest one while no step is made; 0 while steps are "
+    "made, and while a rank starts, evaluates or saves a checkpoint.",
+    read=lambda run: float(len(run.health.laggards)),
+)
+LAGGING_RANK = info(
+    "mp_agent.lagging_rank.info",
+    labels=("rank", "phase"),
+    help="A rank that is behind the furthest one while no step is made, and its phase; 16 "
+    "ranks at most. gone: its process has ended, or its node does not report.",
+    read=_laggards,
+)
+
 WAITING_METRICS = (
-    gauge(
-        "mp_agent.step.usual",
-        "s",
-        help="Median time of the last 64 steps.",
-        read=lambda run: run.health.usual_step_seconds,
-    ),
-    gauge(
-        "mp_agent.standing",
-        "s",
-        help="Time since the run last completed a step, or changed between training and "
-        "evaluation, a checkpoint or another phase.",
-        read=lambda run: run.standing_seconds,
-    ),
-    gauge(
-        "mp_agent.pause.longest",
-        "s",
-        help="Longest time in training without a completed step from which the run recovered, "
-        "halved every 12 hours: the duration of its rollouts and unmarked evaluations.",
-        read=lambda run: run.longest_pause_seconds,
-    ),
-    gauge(
-        "mp_agent.phase.longest",
-        "s",
-        help="Longest completed stay in the run's current phase outside training, after the "
-        "first step, halved every 12 hours; absent in training.",
-        read=lambda run: run.longest_phase_seconds,
-    ),
-    gauge(
-        "mp_agent.straggler.slowdown",
-        "{factor}",
-        help="Time before the first collective of the slowest rank, divided by the median of "
-        "all ranks; medians over 16 steps, the smallest of the last four.",
-        read=_slowdown,
-    ),
-    gauge(
-        "mp_agent.straggler.delay",
-        "s",
-        help="Time before the first collective of the slowest rank, less the median of all ranks: "
-        "what it costs per step.",
-        read=_delay,
-    ),
-    info(
-        "mp_agent.straggler.info",
-        labels=("rank",),
-        help="The rank that takes longest before the first collective.",
-        read=_straggler,
-    ),
-    gauge(
-        "mp_agent.ranks.lagging",
-        "{rank}",
-        help="Ranks that are behind the furthest one while no step is made; 0 while steps are "
-        "made, and while a rank starts, evaluates or saves a checkpoint.",
-        read=lambda run: float(len(run.health.laggards)),
-    ),
-    info(
-        "mp_agent.lagging_rank.info",
-        labels=("rank", "phase"),
-        help="A rank that is behind the furthest one while no step is made, and its phase; 16 "
-        "ranks at most. gone: its process has ended, or its node does not report.",
-        read=_laggards,
-    ),
+    STEP_USUAL,
+    STANDING,
+    PAUSE_LONGEST,
+    PHASE_LONGEST,
+    STRAGGLER_SLOWDOWN,
+    STRAGGLER_DELAY,
+    STRAGGLER,
+    RANKS_LAGGING,
+    LAGGING_RANK,
 )

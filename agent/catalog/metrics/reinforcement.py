@@ -119,6 +119,17 @@ def _mismatched(change: StepTransition) -> Reading:
     }
 
 
+LOGPROB_MISMATCH_STEPS = counter(
+    "mp_agent.logprobs.mismatch.steps",
+    "{step}",
+    labels=("bound",),
+    label_values=_bounds,
+    thresholds=(*_K3_BOUNDS, "logprob_delta_tail"),
+    help="Steps whose k3 estimate was above the bound, by the bound's level, and of whose "
+    "tokens at least one in a thousand differs by more than the threshold logprob_delta_tail.",
+    count=_mismatched,
+)
+
 LOGPROB_METRICS = (
     gauge(
         "mp_agent.logprobs.k1",
@@ -187,14 +198,5 @@ LOGPROB_METRICS = (
         help="Calls of observe_logprobs with what cannot be compared, such as different shapes.",
         count=_of_step("refused_calls"),
     ),
-    counter(
-        "mp_agent.logprobs.mismatch.steps",
-        "{step}",
-        labels=("bound",),
-        label_values=_bounds,
-        thresholds=(*_K3_BOUNDS, "logprob_delta_tail"),
-        help="Steps whose k3 estimate was above the bound, by the bound's level, and of whose "
-        "tokens at least one in a thousand differs by more than the threshold logprob_delta_tail.",
-        count=_mismatched,
-    ),
+    LOGPROB_MISMATCH_STEPS,
 )

@@ -44,6 +44,22 @@ def _counted(column: str) -> Callable[[StepTransition], float]:
     return lambda change: change.step.families.get(ROUTERS.name, {}).get(column, 0.0)
 
 
+ROUTERS_COLLAPSED = gauge(
+    "mp_agent.routers.collapsed",
+    "{router}",
+    thresholds=("router_entropy_low", "router_load_high", "router_collapse_samples"),
+    help="Routers whose entropy was below its limit and whose load above its limit in several "
+    "consecutive samples.",
+    read=_of_worst(lambda routers: float(routers.collapsed)),
+)
+COLLAPSED_ROUTER = info(
+    "mp_agent.collapsed_router.info",
+    labels=("layer",),
+    help="A router that collapsed: its entropy is too low and its load too high; 10 at most, "
+    "those with the largest loads.",
+    read=_of_worst(lambda routers: {(name,): 1.0 for name in routers.collapsed_names}),
+)
+
 ROUTER_METRICS = (
     gauge(
         "mp_agent.router.load.max",
@@ -95,21 +111,8 @@ ROUTER_METRICS = (
         help="Tokens with a NaN or +Inf among their router logits, in the steps that were sampled.",
         count=_counted("nonfinite_tokens"),
     ),
-    gauge(
-        "mp_agent.routers.collapsed",
-        "{router}",
-        thresholds=("router_entropy_low", "router_load_high", "router_collapse_samples"),
-        help="Routers whose entropy was below its limit and whose load above its limit in several "
-        "consecutive samples.",
-        read=_of_worst(lambda routers: float(routers.collapsed)),
-    ),
-    info(
-        "mp_agent.collapsed_router.info",
-        labels=("layer",),
-        help="A router that collapsed: its entropy is too low and its load too high; 10 at most, "
-        "those with the largest loads.",
-        read=_of_worst(lambda routers: {(name,): 1.0 for name in routers.collapsed_names}),
-    ),
+    ROUTERS_COLLAPSED,
+    COLLAPSED_ROUTER,
 )
 
 

@@ -56,24 +56,102 @@ def _step_seconds(change: StepTransition) -> Reading:
     return change.step.get("step_seconds")
 
 
-RUN_METRICS = (
-    info(
-        "mp_agent.run.info",
-        labels=(
-            "attempt",
-            "strategy",
-            "world_size",
-            "nodes",
-            "precision",
-            "scaler",
-            "measuring_point",
-            "torch_version",
-        ),
-        help="Static facts of the run; the value is always 1. strategy is what places parameters "
-        "on ranks: a wrapper, several with +, or what the ranks turned out to hold: replicated, "
-        "independent, mixed.",
-        read=_run_info,
+RUN_INFO = info(
+    "mp_agent.run.info",
+    labels=(
+        "attempt",
+        "strategy",
+        "world_size",
+        "nodes",
+        "precision",
+        "scaler",
+        "measuring_point",
+        "torch_version",
     ),
+    help="Static facts of the run; the value is always 1. strategy is what places parameters "
+    "on ranks: a wrapper, several with +, or what the ranks turned out to hold: replicated, "
+    "independent, mixed.",
+    read=_run_info,
+)
+RUN_ACTIVE = gauge(
+    "mp_agent.run.active",
+    "",
+    help="1 while the run is active, 0 after its end was detected.",
+    read=lambda run: float(run.active),
+)
+RUN_END = info(
+    "mp_agent.run.end.info",
+    labels=("reason",),
+    help="How the run ended: completed, failed, killed or unknown. Absent while it runs.",
+    read=_end_info,
+)
+ATTEMPTS = counter(
+    "mp_agent.run.attempts",
+    "{attempt}",
+    help="Attempts of the run that were started on the node of rank 0, including restarts.",
+    read=lambda run: float(run.attempts),
+)
+PHASE = info(
+    "mp_agent.phase.info",
+    labels=("phase",),
+    help="Phase of the rank that is furthest behind.",
+    read=lambda run: {(run.phase_name,): 1.0},
+)
+STEP = gauge(
+    "mp_agent.step",
+    "{step}",
+    help="Last step that all covered ranks completed, as numbered by the trainer if it "
+    "reports a number.",
+    read=lambda run: None if run.last is None else float(run.last.step),
+)
+ATTEMPT_STEP = gauge(
+    "mp_agent.attempt.step",
+    "{step}",
+    help="Last step that all covered ranks completed, counted from 1 in each attempt.",
+    read=lambda run: None if run.last is None else float(run.last.sequence),
+)
+STEPS = counter(
+    "mp_agent.steps",
+    "{step}",
+    help="Optimizer steps, including skipped ones and those whose records were lost before "
+    "they were read.",
+    count=_steps_made,
+)
+LOSS = gauge(
+    "mp_agent.loss",
+    "{loss}",
+    help="Loss of a step: the sum over its backward passes, averaged over ranks; the last "
+    "finite one.",
+    read=lambda run: run.loss,
+)
+LOSS_NONFINITE_STEPS = counter(
+    "mp_agent.loss.nonfinite.steps",
+    "{step}",
+    help="Steps on which the loss of at least one rank was NaN or Inf.",
+    count=lambda change: float(change.step.flag("loss_nonfinite")),
+)
+COVERAGE = gauge(
+    "mp_agent.coverage",
+    "1",
+    help="Share of the run's ranks that the merged metrics cover.",
+    read=lambda run: run.coverage,
+)
+MISSING_RANK = info(
+    "mp_agent.missing_rank.info",
+    labels=("rank",),
+    help="A rank that the merged metrics do not cover.",
+    read=lambda run: {(str(rank),): 1.0 for rank in run.missing_ranks},
+)
+FIRST_NONFINITE = info(
+    "mp_agent.first_nonfinite.info",
+    labels=("step", "rank", "layer", "phase"),
+    help="Location of the first non-finite value of an incident; a label is empty if no "
+    "evidence from before the gradient reduction identifies it.",
+    read=_first_nonfinite,
+)
+
+RUN_METRICS = (
+    RUN_INFO,
     info(
         "mp_agent.formats.info",
         labels=(*_FORMAT_FACTS, "fp8_library"),
@@ -84,50 +162,13 @@ RUN_METRICS = (
         "sign, formats of most elements first.",
         read=_formats_info,
     ),
-    gauge(
-        "mp_agent.run.active",
-        "",
-        help="1 while the run is active, 0 after its end was detected.",
-        read=lambda run: float(run.active),
-    ),
-    info(
-        "mp_agent.run.end.info",
-        labels=("reason",),
-        help="How the run ended: completed, failed, killed or unknown. Absent while it runs.",
-        read=_end_info,
-    ),
-    counter(
-        "mp_agent.run.attempts",
-        "{attempt}",
-        help="Attempts of the run that were started on the node of rank 0, including restarts.",
-        read=lambda run: float(run.attempts),
-    ),
-    info(
-        "mp_agent.phase.info",
-        labels=("phase",),
-        help="Phase of the rank that is furthest behind.",
-        read=lambda run: {(run.phase_name,): 1.0},
-    ),
-    gauge(
-        "mp_agent.step",
-        "{step}",
-        help="Last step that all covered ranks completed, as numbered by the trainer if it "
-        "reports a number.",
-        read=lambda run: None if run.last is None else float(run.last.step),
-    ),
-    gauge(
-        "mp_agent.attempt.step",
-        "{step}",
-        help="Last step that all covered ranks completed, counted from 1 in each attempt.",
-        read=lambda run: None if run.last is None else float(run.last.sequence),
-    ),
-    counter(
-        "mp_agent.steps",
-        "{step}",
-        help="Optimizer steps, including skipped ones and those whose records were lost before "
-        "they were read.",
-        count=_steps_made,
-    ),
+    RUN_ACTIVE,
+    RUN_END,
+    ATTEMPTS,
+    PHASE,
+    STEP,
+    ATTEMPT_STEP,
+    STEPS,
     counter(
         "mp_agent.steps.measured",
         "{step}",
@@ -162,13 +203,7 @@ RUN_METRICS = (
         help="Wall time from one step's end to the next on the slowest rank.",
         count=_step_seconds,
     ),
-    gauge(
-        "mp_agent.loss",
-        "{loss}",
-        help="Loss of a step: the sum over its backward passes, averaged over ranks; the last "
-        "finite one.",
-        read=lambda run: run.loss,
-    ),
+    LOSS,
     gauge(
         "mp_agent.nonfinite.since_step",
         "{step}",
@@ -178,12 +213,7 @@ RUN_METRICS = (
         "finite values meanwhile.",
         read=lambda run: {(name,): float(step) for name, step in run.nonfinite_since.items()},
     ),
-    counter(
-        "mp_agent.loss.nonfinite.steps",
-        "{step}",
-        help="Steps on which the loss of at least one rank was NaN or Inf.",
-        count=lambda change: float(change.step.flag("loss_nonfinite")),
-    ),
+    LOSS_NONFINITE_STEPS,
     gauge(
         "mp_agent.learning_rate",
         "{rate}",
@@ -196,25 +226,9 @@ RUN_METRICS = (
         help="Tokens passed to observe(), summed over ranks.",
         count=lambda change: change.step.get("tokens") or 0.0,
     ),
-    gauge(
-        "mp_agent.coverage",
-        "1",
-        help="Share of the run's ranks that the merged metrics cover.",
-        read=lambda run: run.coverage,
-    ),
-    info(
-        "mp_agent.missing_rank.info",
-        labels=("rank",),
-        help="A rank that the merged metrics do not cover.",
-        read=lambda run: {(str(rank),): 1.0 for rank in run.missing_ranks},
-    ),
-    info(
-        "mp_agent.first_nonfinite.info",
-        labels=("step", "rank", "layer", "phase"),
-        help="Location of the first non-finite value of an incident; a label is empty if no "
-        "evidence from before the gradient reduction identifies it.",
-        read=_first_nonfinite,
-    ),
+    COVERAGE,
+    MISSING_RANK,
+    FIRST_NONFINITE,
 )
 
 
@@ -223,15 +237,17 @@ def _findings(run: RunView) -> Reading:
     return {(rule,): float(count) for rule, count in counts.items()}
 
 
+LINT_FINDINGS = gauge(
+    "mp_agent.lint.findings",
+    "{finding}",
+    labels=("rule",),
+    help="Mixed-precision mistakes that the rule finds in the main script and what it imports "
+    "of its project; only with the setting check_script.",
+    read=_findings,
+)
+
 CODE_METRICS = (
-    gauge(
-        "mp_agent.lint.findings",
-        "{finding}",
-        labels=("rule",),
-        help="Mixed-precision mistakes that the rule finds in the main script and what it imports "
-        "of its project; only with the setting check_script.",
-        read=_findings,
-    ),
+    LINT_FINDINGS,
     gauge(
         "mp_agent.lint.files",
         "{file}",
@@ -254,6 +270,14 @@ def _since_step(run: RunView) -> Reading:
     return steps
 
 
+CONDITION_SINCE_STEP = gauge(
+    "mp_agent.condition.since_step",
+    "{step}",
+    labels=("condition", "severity"),
+    help="Step at which the condition started; absent while it is not active.",
+    read=_since_step,
+)
+
 CONDITION_METRICS = (
     gauge(
         "mp_agent.condition.active",
@@ -262,13 +286,7 @@ CONDITION_METRICS = (
         help="1 while the node agent detects the condition in the run, else 0.",
         read=_active,
     ),
-    gauge(
-        "mp_agent.condition.since_step",
-        "{step}",
-        labels=("condition", "severity"),
-        help="Step at which the condition started; absent while it is not active.",
-        read=_since_step,
-    ),
+    CONDITION_SINCE_STEP,
     counter(
         "mp_agent.condition.fired",
         "{condition}",

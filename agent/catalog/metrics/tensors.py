@@ -96,6 +96,38 @@ def _names(run: RunView) -> Reading:
     return float(run.tensor_names) if run.tensor_names else None
 
 
+TENSOR_SWALLOWED = _gauge(
+    "swallowed",
+    "1",
+    "Share of the sum of a watched tensor's magnitudes that is lost if its elements are "
+    "summed one after the other in its own dtype: terms smaller than half the spacing of "
+    "that format at the sum so far leave it as it is. torch.sum accumulates in FP32 and "
+    "loses less. Absent for integers.",
+    swallowed_share,
+)
+TENSOR_REDUCTION_SWALLOWED = _gauge(
+    "reduction.swallowed",
+    "1",
+    "Share of the sum of magnitudes that is lost if the elements are summed in their own "
+    "dtype, of tensors that are watched with reduction=True: the script says that it sums "
+    "them so.",
+    swallowed_share_of_reduction,
+)
+TENSOR_SLICE_IMBALANCE = _gauge(
+    "slice.imbalance",
+    "{factor}",
+    "Largest range of a slice of a watched tensor along the watched dimension, from its "
+    "smallest to its largest finite element, divided by the smallest that is not zero; on "
+    "the rank and call where that is largest.",
+    slice_imbalance,
+)
+IMBALANCED_TENSOR = info(
+    "mp_agent.imbalanced_tensor.info",
+    labels=("tensor", "slice"),
+    help="The watched tensor whose slices differ most in range, and its worst slice.",
+    read=_most_imbalanced,
+)
+
 TENSOR_METRICS = (
     _gauge(
         "abs_max",
@@ -140,31 +172,9 @@ TENSOR_METRICS = (
         "Elements of a watched tensor that are NaN or Inf.",
         lambda row: row.get("nonfinite_elements"),
     ),
-    _gauge(
-        "swallowed",
-        "1",
-        "Share of the sum of a watched tensor's magnitudes that is lost if its elements are "
-        "summed one after the other in its own dtype: terms smaller than half the spacing of "
-        "that format at the sum so far leave it as it is. torch.sum accumulates in FP32 and "
-        "loses less. Absent for integers.",
-        swallowed_share,
-    ),
-    _gauge(
-        "reduction.swallowed",
-        "1",
-        "Share of the sum of magnitudes that is lost if the elements are summed in their own "
-        "dtype, of tensors that are watched with reduction=True: the script says that it sums "
-        "them so.",
-        swallowed_share_of_reduction,
-    ),
-    _gauge(
-        "slice.imbalance",
-        "{factor}",
-        "Largest range of a slice of a watched tensor along the watched dimension, from its "
-        "smallest to its largest finite element, divided by the smallest that is not zero; on "
-        "the rank and call where that is largest.",
-        slice_imbalance,
-    ),
+    TENSOR_SWALLOWED,
+    TENSOR_REDUCTION_SWALLOWED,
+    TENSOR_SLICE_IMBALANCE,
     _gauge(
         "worst_slice",
         "{index}",
@@ -172,12 +182,7 @@ TENSOR_METRICS = (
         "geometric mean of all there.",
         worst_slice,
     ),
-    info(
-        "mp_agent.imbalanced_tensor.info",
-        labels=("tensor", "slice"),
-        help="The watched tensor whose slices differ most in range, and its worst slice.",
-        read=_most_imbalanced,
-    ),
+    IMBALANCED_TENSOR,
     gauge(
         "mp_agent.tensors.watched",
         "{tensor}",

@@ -40,13 +40,65 @@ def _repeated_nonfinite_losses(change: StepTransition) -> Reading:
     return float(change.nonfinite_loss_skips >= change.thresholds["nonfinite_losses"])
 
 
-LOSS_METRICS = (
-    gauge(
-        "mp_agent.loss.median",
-        "{loss}",
-        help="Median of the last 256 losses; absent before the 64th.",
-        read=_median,
+LOSS_MEDIAN = gauge(
+    "mp_agent.loss.median",
+    "{loss}",
+    help="Median of the last 256 losses; absent before the 64th.",
+    read=_median,
+)
+LOSS_SPIKE_STEPS = counter(
+    "mp_agent.loss.spike.steps",
+    "{step}",
+    thresholds=(
+        "loss_spike_deviations",
+        "loss_spike_noisy_deviations",
+        "loss_deviation_floor",
     ),
+    help="Steps whose loss was above the spike bound, as was one of the two previous "
+    "losses, or both if losses are noisy; a single unusual batch is not a spike.",
+    count=lambda change: float(change.loss_spiking),
+)
+LOSS_TREND = gauge(
+    "mp_agent.loss.trend",
+    "{deviation}",
+    thresholds=("loss_deviation_floor",),
+    help="Difference between the median of the last 512 losses and that of the 512 before, "
+    "in median absolute deviations of the latter (of medians of 16 losses); negative while "
+    "the loss falls.",
+    read=lambda run: run.health.loss_trend,
+)
+LOSS_RISING_STEPS = gauge(
+    "mp_agent.loss.rising.steps",
+    "{step}",
+    thresholds=("loss_trend_deviations", "loss_deviation_floor"),
+    help="Consecutive losses for which mp_agent_loss_trend was above loss_trend_deviations.",
+    read=lambda run: float(run.health.loss_rising_steps),
+)
+LOSS_LOST_STEPS = gauge(
+    "mp_agent.loss.lost.steps",
+    "{step}",
+    thresholds=("loss_deviation_floor", "loss_lost_steps", "loss_growth"),
+    help="Losses since the run lost what it had learned, after an explosion, by climbing to "
+    "loss_growth times its best level or by rising slowly to its initial level; 0 before that, "
+    "and after a recovery.",
+    read=_lost_steps,
+)
+LOSS_NONFINITE_UNSKIPPED = counter(
+    "mp_agent.loss.nonfinite.unskipped.steps",
+    "{step}",
+    help="Steps that were not skipped although the loss of a rank was NaN or Inf.",
+    count=_unskipped,
+)
+LOSS_NONFINITE_REPEATED = counter(
+    "mp_agent.loss.nonfinite.repeated.steps",
+    "{step}",
+    thresholds=("nonfinite_losses",),
+    help="Skipped steps whose loss was NaN or Inf, from the third consecutive one on.",
+    count=_repeated_nonfinite_losses,
+)
+
+LOSS_METRICS = (
+    LOSS_MEDIAN,
     gauge(
         "mp_agent.loss.deviation",
         "{loss}",
@@ -60,62 +112,18 @@ LOSS_METRICS = (
         "deviations, which is larger for noisy losses.",
         read=_spike_bound,
     ),
-    counter(
-        "mp_agent.loss.spike.steps",
-        "{step}",
-        thresholds=(
-            "loss_spike_deviations",
-            "loss_spike_noisy_deviations",
-            "loss_deviation_floor",
-        ),
-        help="Steps whose loss was above the spike bound, as was one of the two previous "
-        "losses, or both if losses are noisy; a single unusual batch is not a spike.",
-        count=lambda change: float(change.loss_spiking),
-    ),
-    gauge(
-        "mp_agent.loss.trend",
-        "{deviation}",
-        thresholds=("loss_deviation_floor",),
-        help="Difference between the median of the last 512 losses and that of the 512 before, "
-        "in median absolute deviations of the latter (of medians of 16 losses); negative while "
-        "the loss falls.",
-        read=lambda run: run.health.loss_trend,
-    ),
-    gauge(
-        "mp_agent.loss.rising.steps",
-        "{step}",
-        thresholds=("loss_trend_deviations", "loss_deviation_floor"),
-        help="Consecutive losses for which mp_agent_loss_trend was above loss_trend_deviations.",
-        read=lambda run: float(run.health.loss_rising_steps),
-    ),
+    LOSS_SPIKE_STEPS,
+    LOSS_TREND,
+    LOSS_RISING_STEPS,
     gauge(
         "mp_agent.loss.best",
         "{loss}",
         help="Lowest median of 64 losses so far; it does not follow a rising loss.",
         read=_best,
     ),
-    gauge(
-        "mp_agent.loss.lost.steps",
-        "{step}",
-        thresholds=("loss_deviation_floor", "loss_lost_steps", "loss_growth"),
-        help="Losses since the run lost what it had learned, after an explosion, by climbing to "
-        "loss_growth times its best level or by rising slowly to its initial level; 0 before that, "
-        "and after a recovery.",
-        read=_lost_steps,
-    ),
-    counter(
-        "mp_agent.loss.nonfinite.unskipped.steps",
-        "{step}",
-        help="Steps that were not skipped although the loss of a rank was NaN or Inf.",
-        count=_unskipped,
-    ),
-    counter(
-        "mp_agent.loss.nonfinite.repeated.steps",
-        "{step}",
-        thresholds=("nonfinite_losses",),
-        help="Skipped steps whose loss was NaN or Inf, from the third consecutive one on.",
-        count=_repeated_nonfinite_losses,
-    ),
+    LOSS_LOST_STEPS,
+    LOSS_NONFINITE_UNSKIPPED,
+    LOSS_NONFINITE_REPEATED,
 )
 
 
@@ -137,46 +145,67 @@ def _floor_stall(change: StepTransition) -> Reading:
     return float(change.recent_floor_skips >= change.thresholds["floor_skips"])
 
 
+LOSS_SCALE = gauge(
+    "mp_agent.loss_scale",
+    "{scale}",
+    help="GradScaler's loss scale during the last step.",
+    read=lambda run: run.loss_scale,
+)
+LOSS_SCALE_INITIAL = gauge(
+    "mp_agent.loss_scale.initial",
+    "{scale}",
+    help="Loss scale of the first observed step.",
+    read=lambda run: run.loss_scale_initial,
+)
+LOSS_SCALE_CALIBRATED = gauge(
+    "mp_agent.loss_scale.calibrated",
+    "{scale}",
+    thresholds=("calibration_steps",),
+    help="Loss scale at the end of this attempt's calibration; absent in its first 500 steps.",
+    read=lambda run: run.loss_scale_calibrated,
+)
+LOSS_SCALE_INCREASES = counter(
+    "mp_agent.loss_scale.increases",
+    "{change}",
+    help="Steps on which the loss scale was higher than on the step before.",
+    count=lambda change: float(_change_sign(change) > 0),
+)
+LOSS_SCALE_DECREASES = counter(
+    "mp_agent.loss_scale.decreases",
+    "{change}",
+    help="Steps on which the loss scale was lower than on the step before.",
+    count=lambda change: float(_change_sign(change) < 0),
+)
+LOSS_SCALE_CONSECUTIVE_DECREASES = gauge(
+    "mp_agent.loss_scale.consecutive_decreases",
+    "{change}",
+    help="Downward changes of the loss scale since its last upward change.",
+    read=lambda run: (
+        None if run.loss_scale is None else float(run.loss_scale_consecutive_decreases)
+    ),
+)
+LOSS_SCALE_FLOOR_STALLS = counter(
+    "mp_agent.loss_scale.floor.stalls",
+    "{step}",
+    thresholds=("loss_scale_floor", "floor_skips", "floor_skip_steps"),
+    help="Steps skipped at a loss scale of at most 1, from the third within 100 steps on: "
+    "training has stalled.",
+    count=_floor_stall,
+)
+SKIPPED_STEPS = counter(
+    "mp_agent.skipped.steps",
+    "{step}",
+    help="Steps that GradScaler skipped.",
+    count=lambda change: float(change.step.skipped),
+)
+
 LOSS_SCALE_METRICS = (
-    gauge(
-        "mp_agent.loss_scale",
-        "{scale}",
-        help="GradScaler's loss scale during the last step.",
-        read=lambda run: run.loss_scale,
-    ),
-    gauge(
-        "mp_agent.loss_scale.initial",
-        "{scale}",
-        help="Loss scale of the first observed step.",
-        read=lambda run: run.loss_scale_initial,
-    ),
-    gauge(
-        "mp_agent.loss_scale.calibrated",
-        "{scale}",
-        thresholds=("calibration_steps",),
-        help="Loss scale at the end of this attempt's calibration; absent in its first 500 steps.",
-        read=lambda run: run.loss_scale_calibrated,
-    ),
-    counter(
-        "mp_agent.loss_scale.increases",
-        "{change}",
-        help="Steps on which the loss scale was higher than on the step before.",
-        count=lambda change: float(_change_sign(change) > 0),
-    ),
-    counter(
-        "mp_agent.loss_scale.decreases",
-        "{change}",
-        help="Steps on which the loss scale was lower than on the step before.",
-        count=lambda change: float(_change_sign(change) < 0),
-    ),
-    gauge(
-        "mp_agent.loss_scale.consecutive_decreases",
-        "{change}",
-        help="Downward changes of the loss scale since its last upward change.",
-        read=lambda run: (
-            None if run.loss_scale is None else float(run.loss_scale_consecutive_decreases)
-        ),
-    ),
+    LOSS_SCALE,
+    LOSS_SCALE_INITIAL,
+    LOSS_SCALE_CALIBRATED,
+    LOSS_SCALE_INCREASES,
+    LOSS_SCALE_DECREASES,
+    LOSS_SCALE_CONSECUTIVE_DECREASES,
     counter(
         "mp_agent.loss_scale.floor.skips",
         "{step}",
@@ -184,20 +213,8 @@ LOSS_SCALE_METRICS = (
         help="Steps skipped although the loss scale was already at or below 1.",
         count=_floor_skip,
     ),
-    counter(
-        "mp_agent.loss_scale.floor.stalls",
-        "{step}",
-        thresholds=("loss_scale_floor", "floor_skips", "floor_skip_steps"),
-        help="Steps skipped at a loss scale of at most 1, from the third within 100 steps on: "
-        "training has stalled.",
-        count=_floor_stall,
-    ),
-    counter(
-        "mp_agent.skipped.steps",
-        "{step}",
-        help="Steps that GradScaler skipped.",
-        count=lambda change: float(change.step.skipped),
-    ),
+    LOSS_SCALE_FLOOR_STALLS,
+    SKIPPED_STEPS,
 )
 
 
@@ -211,43 +228,47 @@ def _repeated_nonfinite_gradients(change: StepTransition) -> Reading:
     return float(change.step.weights_kept and repeated)
 
 
+UNTRAINED_STEPS = gauge(
+    "mp_agent.untrained.steps",
+    "{step}",
+    labels=("reason",),
+    help="Consecutive steps in which the model cannot have learned anything: `all gradients "
+    "0`, `no gradients`, `learning rate 0`, `loss 0 with non-finite gradients`, `loss 0` "
+    "(after losses above 0 from the first on), `constant loss` (within 0.01 %), `constant loss "
+    "and gradient norm`. Absent where a falling loss shows otherwise.",
+    read=_untrained,
+)
+GRAD_NONFINITE_REPEATED = counter(
+    "mp_agent.grad.nonfinite.repeated.steps",
+    "{step}",
+    thresholds=("nonfinite_gradients",),
+    help="Skipped steps with non-finite gradients, from the third consecutive one on; "
+    "excluding those on which a scaler lowers its scale.",
+    count=_repeated_nonfinite_gradients,
+)
+GRAD_NONFINITE_REPLACED = counter(
+    "mp_agent.grad.nonfinite.replaced.steps",
+    "{step}",
+    help="Updates made with finite gradients in place of NaN or Inf that backward had made, as "
+    "`nan_to_num_` does. Counted on every step with measure_local_gradients, else on some "
+    "steps, and by a few elements.",
+    count=lambda change: float(change.step.gradients_replaced),
+)
+LEARNING_RATE_JUMPS = counter(
+    "mp_agent.learning_rate.jumps",
+    "{step}",
+    thresholds=("learning_rate_jump",),
+    help="Steps whose learning rate was ten times the previous maximum, after the first 100 "
+    "steps; the first change within 1000 steps counts only if the loss or norms leave their "
+    "usual range.",
+    count=lambda change: float(change.rate_jumped),
+)
+
 LEARNING_METRICS = (
-    gauge(
-        "mp_agent.untrained.steps",
-        "{step}",
-        labels=("reason",),
-        help="Consecutive steps in which the model cannot have learned anything: `all gradients "
-        "0`, `no gradients`, `learning rate 0`, `loss 0 with non-finite gradients`, `loss 0` "
-        "(after losses above 0 from the first on), `constant loss` (within 0.01 %), `constant loss "
-        "and gradient norm`. Absent where a falling loss shows otherwise.",
-        read=_untrained,
-    ),
-    counter(
-        "mp_agent.grad.nonfinite.repeated.steps",
-        "{step}",
-        thresholds=("nonfinite_gradients",),
-        help="Skipped steps with non-finite gradients, from the third consecutive one on; "
-        "excluding those on which a scaler lowers its scale.",
-        count=_repeated_nonfinite_gradients,
-    ),
-    counter(
-        "mp_agent.grad.nonfinite.replaced.steps",
-        "{step}",
-        help="Updates made with finite gradients in place of NaN or Inf that backward had made, as "
-        "`nan_to_num_` does. Counted on every step with measure_local_gradients, else on some "
-        "steps, and by a few elements.",
-        count=lambda change: float(change.step.gradients_replaced),
-    ),
-    counter(
-        "mp_agent.learning_rate.jumps",
-        "{step}",
-        thresholds=("learning_rate_jump",),
-        help="Steps whose learning rate was ten times the previous maximum, after the first 100 "
-        "steps; the first change within 1000 steps counts only if the loss or norms leave their "
-        "usual range.",
-        count=lambda change: float(change.rate_jumped),
-        evidence_step=lambda change: change.rate_jump_step,
-    ),
+    UNTRAINED_STEPS,
+    GRAD_NONFINITE_REPEATED,
+    GRAD_NONFINITE_REPLACED,
+    LEARNING_RATE_JUMPS,
 )
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.remedies import Lookup, fitting
+from mp_agent.catalog.metrics import gradients, run
 from mp_agent.flight.postmortem.case import Case, headroom_bits
 from mp_agent.flight.postmortem.causes import DETECTORS
 from mp_agent.flight.postmortem.diagnosis import (
@@ -193,8 +193,8 @@ def _facts_of(case: Case) -> Lookup:
     """Return a lookup of the series that remedies depend on, as the run would have exposed them."""
     limits = any(step.get("clip_max_norm") is not None for step in case.steps)
     found: dict[str, list[Mapping[str, str]]] = {
-        metrics.RUN_INFO.prometheus_name: [case.evidence.facts],
-        metrics.CLIP_MAX_NORM.prometheus_name: [{}] if limits else [],
+        run.RUN_INFO.prometheus_name: [case.evidence.facts],
+        gradients.CLIP_MAX_NORM.prometheus_name: [{}] if limits else [],
     }
     return lambda name: found.get(name, [])
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from mp_agent.alerting.condition import Level
 from mp_agent.alerting.descriptions import InfoMark, Lookup, plain_text
 from mp_agent.alerting.detector.detector import Finding
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.first_line import NAN_UPDATES, headline
 from mp_agent.alerting.remedies import fitting
 from mp_agent.alerting.values import Values
+from mp_agent.catalog.metrics import run
 from mp_agent.errors import ReportError
 from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 from mp_agent.records.views import RunView
@@ -122,7 +122,7 @@ def _place(
     it, weights are intact.
     """
     first = view.first_nonfinite
-    if first is not None and metrics.FIRST_NONFINITE.prometheus_name in _named(finding.level):
+    if first is not None and run.FIRST_NONFINITE.prometheus_name in _named(finding.level):
         place = {"rank": first.rank, "layer": first.layer, "phase": first.phase}
         updated = finding.condition.name == NAN_UPDATES
         return place, finding.since_step if updated else min(first.step, finding.since_step)

@@ -12,7 +12,6 @@ from mp_agent.alerting.conditions.loss import LOSS_SPIKE
 from mp_agent.alerting.detector import detector as module
 from mp_agent.alerting.detector.detector import Detector
 from mp_agent.alerting.durations import Duration, duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import (
     Compare,
     Count,
@@ -24,11 +23,12 @@ from mp_agent.alerting.expressions.terms import (
 )
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import values_in_force
+from mp_agent.catalog.metrics import run, training
 
-LOSS = metrics.LOSS.prometheus_name
-PHASE = metrics.PHASE.prometheus_name
+LOSS = run.LOSS.prometheus_name
+PHASE = run.PHASE.prometheus_name
 TWO_MINUTES = duration("alive_window")
-HIGH = Compare(Series(metric=metrics.LOSS), ">", Number(3))
+HIGH = Compare(Series(metric=run.LOSS), ">", Number(3))
 
 
 def condition_of(
@@ -104,7 +104,7 @@ class TestFindings:
         assert detector.findings[0].value == 7
 
     def test_each_value_of_a_kept_label_is_a_finding(self):
-        when = Compare(Series(metric=metrics.PHASE, keep=("phase",)), ">", Number(0))
+        when = Compare(Series(metric=run.PHASE, keep=("phase",)), ">", Number(0))
         detector, told = Detector([condition_of(when)], values_in_force()), []
         for now_seconds, phases in ((0, "ab"), (1, "bc"), (181, "bc")):
             readings = [((PHASE, (("phase", phase),)), 1.0) for phase in phases]
@@ -117,13 +117,13 @@ class TestFindings:
 
     def test_their_number_is_bounded(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(module, "FINDINGS_PER_LEVEL", 3)
-        when = Compare(Series(metric=metrics.PHASE, keep=("phase",)), ">", Number(0))
+        when = Compare(Series(metric=run.PHASE, keep=("phase",)), ">", Number(0))
         detector = Detector([condition_of(when)], values_in_force())
         detector.readings.update([((PHASE, (("phase", str(i)),)), 1.0) for i in range(9)], 0.0)
         assert len(detector.evaluate(0.0)) == 3
 
     def test_a_value_that_is_not_finite_is_no_finding(self):
-        when = Compare(Series(metric=metrics.LOSS) * Number(1e308), ">", Number(0))
+        when = Compare(Series(metric=run.LOSS) * Number(1e308), ">", Number(0))
         detector = Detector([condition_of(when)], values_in_force())
         assert changes(detector, {0: 1e300}) == {}
 
@@ -140,8 +140,8 @@ class TestSettings:
             assert detector.levels == levels
 
     def test_a_period_is_a_24th_of_the_shortest_window(self):
-        count = Count(metric=metrics.SKIPPED_STEPS, window=TWO_MINUTES)
-        longer = Series(metric=metrics.LOSS, over=("max_over_time", duration("stall_window")))
+        count = Count(metric=training.SKIPPED_STEPS, window=TWO_MINUTES)
+        longer = Series(metric=run.LOSS, over=("max_over_time", duration("stall_window")))
         when = all_of(Compare(count, ">", Number(0)), Compare(longer, ">", Number(0)))
         assert Detector([condition_of(when)], values_in_force()).readings.period_seconds == 5.0
 
@@ -203,7 +203,7 @@ class TestAValueThatCountsSteps:
 
 class TestTakingUp:
     def test_a_finding_of_before_lasts_for_as_long_as_its_level_looks_back(self):
-        count = Count(metric=metrics.SKIPPED_STEPS, window=TWO_MINUTES)
+        count = Count(metric=training.SKIPPED_STEPS, window=TWO_MINUTES)
         condition = condition_of(all_of(Compare(count, ">", Number(0)), HIGH))
         detector = Detector([condition], values_in_force())
         found = detector.restore(

@@ -15,7 +15,6 @@ from mp_agent.alerting.detector.interpret import Interpreter, uninterpreted
 from mp_agent.alerting.detector.readings import Key, Readings
 from mp_agent.alerting.detector.vectors import Moment
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.promql import promql
 from mp_agent.alerting.expressions.terms import (
     Arithmetic,
@@ -36,6 +35,7 @@ from mp_agent.alerting.expressions.terms import (
     unless,
 )
 from mp_agent.alerting.values import values_in_force
+from mp_agent.catalog.metrics import agent, run, training
 from mp_agent.errors import CatalogError
 from tests.alerting.examples.example import Value
 from tests.alerting.promtool import assert_passes
@@ -46,39 +46,39 @@ CASES_PER_CALL = 12
 
 _VALUES = values_in_force()
 _FIVE, _TEN = duration("floor_window"), duration("incident_window")
-_SCALE, _LOSS = Series(metric=metrics.LOSS_SCALE), Series(metric=metrics.LOSS)
-_PHASES = Series(metric=metrics.PHASE, keep=("phase",))
-_SKIPS = Count(metric=metrics.SKIPPED_STEPS, window=_FIVE)
+_SCALE, _LOSS = Series(metric=training.LOSS_SCALE), Series(metric=run.LOSS)
+_PHASES = Series(metric=run.PHASE, keep=("phase",))
+_SKIPS = Count(metric=training.SKIPPED_STEPS, window=_FIVE)
 _LOSS_ABOVE_3 = Compare(_LOSS, ">", Number(3))
 _STEPS_RISING = Compare(_SKIPS, ">", Number(0))
 
 EXPRESSIONS: dict[str, Expression] = {
     **{
         f"{function}, {before} before": Series(
-            metric=metrics.LOSS, over=(function, _FIVE), before=(_FIVE,) * before
+            metric=run.LOSS, over=(function, _FIVE), before=(_FIVE,) * before
         )
         for function in get_args(Function)
         for before in (0, 1)
     },
     "the present value": _SCALE,
-    "the value ten minutes ago": Series(metric=metrics.LOSS, before=(_FIVE, _FIVE)),
-    "the smallest of several": Series(metric=metrics.PHASE, aggregate="min"),
-    "the largest of several": Series(metric=metrics.PHASE),
+    "the value ten minutes ago": Series(metric=run.LOSS, before=(_FIVE, _FIVE)),
+    "the smallest of several": Series(metric=run.PHASE, aggregate="min"),
+    "the largest of several": Series(metric=run.PHASE),
     "kept labels": _PHASES,
-    "an equal label": Series(metric=metrics.PHASE, where=(Where("phase", "=", "eval"),)),
-    "another label": Series(metric=metrics.PHASE, where=(Where("phase", "!=", "eval"),)),
-    "a label that matches": Series(metric=metrics.PHASE, where=(Where("phase", "=~", "e.*|x"),)),
-    "a label that does not": Series(metric=metrics.PHASE, where=(Where("phase", "!~", "e.*|x"),)),
+    "an equal label": Series(metric=run.PHASE, where=(Where("phase", "=", "eval"),)),
+    "another label": Series(metric=run.PHASE, where=(Where("phase", "!=", "eval"),)),
+    "a label that matches": Series(metric=run.PHASE, where=(Where("phase", "=~", "e.*|x"),)),
+    "a label that does not": Series(metric=run.PHASE, where=(Where("phase", "!~", "e.*|x"),)),
     "a threshold as label": Series(
-        metric=metrics.PHASE, where=(Where("phase", "!=", limit("grad_norm_high")),)
+        metric=run.PHASE, where=(Where("phase", "!=", limit("grad_norm_high")),)
     ),
     "a count": _SKIPS,
-    "a count that ended before": Count(metric=metrics.SKIPPED_STEPS, window=_FIVE, before=(_TEN,)),
+    "a count that ended before": Count(metric=training.SKIPPED_STEPS, window=_FIVE, before=(_TEN,)),
     "a sum": _SCALE + _LOSS,
     "a difference": _SCALE - _LOSS,
     "a product with a threshold": limit("overflow_skips") * _LOSS,
     "a quotient": _SCALE / _LOSS,
-    "a quotient of counts": _SKIPS / Count(metric=metrics.STEPS, window=_FIVE),
+    "a quotient of counts": _SKIPS / Count(metric=run.STEPS, window=_FIVE),
     "a length": Arithmetic(Length(_FIVE), "*", _LOSS),
     "one or the other": Either(_SCALE, _LOSS),
     "a recorded signal": Recorded("run:mp_agent_loss:max", _LOSS) + Number(1),
@@ -133,15 +133,15 @@ def counters(draw: st.DrawFn, begins: int) -> list[Value]:
 
 @st.composite
 def runs(draw: st.DrawFn) -> Tracks:
-    phase, begins = metrics.PHASE.prometheus_name, draw(st.sampled_from([0, 0, 3, 9]))
+    phase, begins = run.PHASE.prometheus_name, draw(st.sampled_from([0, 0, 3, 9]))
     found: Tracks = {
-        (metrics.COUNTING.prometheus_name, ()): [
+        (agent.COUNTING.prometheus_name, ()): [
             None if minute < begins else 60.0 * (minute - begins) for minute in range(MINUTES + 1)
         ],
-        (metrics.LOSS.prometheus_name, ()): draw(gauges()),
-        (metrics.LOSS_SCALE.prometheus_name, ()): draw(gauges()),
-        (metrics.SKIPPED_STEPS.prometheus_name, ()): draw(counters(begins)),
-        (metrics.STEPS.prometheus_name, ()): draw(counters(begins)),
+        (run.LOSS.prometheus_name, ()): draw(gauges()),
+        (training.LOSS_SCALE.prometheus_name, ()): draw(gauges()),
+        (training.SKIPPED_STEPS.prometheus_name, ()): draw(counters(begins)),
+        (run.STEPS.prometheus_name, ()): draw(counters(begins)),
     }
     for name in draw(st.sets(st.sampled_from(["eval", "forward", "high"]))):
         found[phase, (("phase", name),)] = draw(gauges())
@@ -247,8 +247,8 @@ def counted(
     skips = Interpreter(readings, _VALUES).interpret(_SKIPS)
     for time in range(minute + 1):
         at = {
-            metrics.SKIPPED_STEPS.prometheus_name: values.get(time),
-            metrics.COUNTING.prometheus_name: 60.0 * (time - began) if time in values else None,
+            training.SKIPPED_STEPS.prometheus_name: values.get(time),
+            agent.COUNTING.prometheus_name: 60.0 * (time - began) if time in values else None,
         }
         found = [
             ((name, (("instance", instance),)), value)
@@ -284,9 +284,9 @@ def test_a_target_that_is_scraped_twice_counts_once():
 def test_extremes_between_two_judgements_are_judged():
     readings = Readings(period_seconds=10.0)
     interpreter = Interpreter(readings, _VALUES)
-    name = metrics.LOSS_SCALE.prometheus_name
+    name = training.LOSS_SCALE.prometheus_name
     lowest, highest = (
-        interpreter.interpret(Series(metric=metrics.LOSS_SCALE, aggregate=aggregate))
+        interpreter.interpret(Series(metric=training.LOSS_SCALE, aggregate=aggregate))
         for aggregate in ("min", "max")
     )
     for value in (8.0, 0.5, 64.0, 4.0):
@@ -312,4 +312,4 @@ def test_a_node_without_an_interpreter_is_refused_by_name():
     with pytest.raises(CatalogError, match="Unheard has no interpreter"):
         interpreter.interpret(Unheard())
     with pytest.raises(CatalogError, match="idelta has no interpreter"):
-        interpreter.interpret(Series(metric=metrics.LOSS, over=("idelta", _FIVE)))  # type: ignore[arg-type]
+        interpreter.interpret(Series(metric=run.LOSS, over=("idelta", _FIVE)))  # type: ignore[arg-type]

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mp_agent.alerting.conditions import CONDITIONS, GROUPS
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import limit
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
+from mp_agent.catalog.metrics import gradients, run, training
 from tests.alerting.detector.replay import Alert, Tracks, replay, tracks_of
 from tests.alerting.examples.example import RUN, TARGET, Example, Track
 from tests.alerting.promtool import assert_passes, notation
@@ -68,22 +68,22 @@ def runs(draw: st.DrawFn) -> Tracks:
     steps = draw(counts([60, 60, 60, 2, 0]))
     bounds = [
         Track(metric, draw(counts([0, 0, 0, 1])), {"bound": limit(name)})
-        for metric in (metrics.GRAD_NORM_EXCEEDED, metrics.GRAD_NORM_UNCLIPPED)
+        for metric in (gradients.GRAD_NORM_EXCEEDED, gradients.GRAD_NORM_UNCLIPPED)
         for name in ("grad_norm_high", "grad_norm_extreme")
     ]
     tracks = (
-        Track(metrics.SKIPPED_STEPS, skipped),
-        Track(metrics.LOSS_SCALE_DECREASES, skipped),
-        Track(metrics.LOSS_SCALE_FLOOR_STALLS, draw(counts([0, 0, 2]))),
-        Track(metrics.LOSS_SCALE, draw(stretches([65536, 512, 64, 1, 0.5]))),
-        Track(metrics.GRAD_NORM, norms),
-        Track(metrics.GRAD_NORM_WINDOW_MAX, norms),
-        Track(metrics.GRAD_FINITE, draw(stretches([1, 1, 1, 0]))),
-        Track(metrics.COVERAGE, draw(stretches([1, 1, 1, 0.5]))),
-        Track(metrics.LOSS_SPIKE_STEPS, draw(counts([0, 0, 0, 1]))),
-        Track(metrics.LOSS, draw(stretches([2.0, 2.1, 1.9, 9.0]).map(jittered))),
-        Track(metrics.STEP, tuple(5000 + step for step in steps)),
-        Track(metrics.STEPS, tuple(5000 + step for step in steps)),
+        Track(training.SKIPPED_STEPS, skipped),
+        Track(training.LOSS_SCALE_DECREASES, skipped),
+        Track(training.LOSS_SCALE_FLOOR_STALLS, draw(counts([0, 0, 2]))),
+        Track(training.LOSS_SCALE, draw(stretches([65536, 512, 64, 1, 0.5]))),
+        Track(gradients.GRAD_NORM, norms),
+        Track(gradients.GRAD_NORM_WINDOW_MAX, norms),
+        Track(gradients.GRAD_FINITE, draw(stretches([1, 1, 1, 0]))),
+        Track(run.COVERAGE, draw(stretches([1, 1, 1, 0.5]))),
+        Track(training.LOSS_SPIKE_STEPS, draw(counts([0, 0, 0, 1]))),
+        Track(run.LOSS, draw(stretches([2.0, 2.1, 1.9, 9.0]).map(jittered))),
+        Track(run.STEP, tuple(5000 + step for step in steps)),
+        Track(run.STEPS, tuple(5000 + step for step in steps)),
         *bounds,
     )
     return tracks_of(Example(title="made up", minutes=MINUTES, tracks=tracks), _VALUES)

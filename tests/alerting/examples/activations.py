@@ -1,13 +1,13 @@
 """Examples of alerts on activations: near overflow, growing logits, FP8 and routers."""
 
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import activations, attention, fp8, routers
 from tests.alerting.examples.example import Example, Examples, Track, flat
 
 _SOME = Example(
     title="some elements close to the largest number of FP16, on one sampled step",
     minutes=26,
-    tracks=(Track(metrics.ACTIVATION_NEAR_OVERFLOW, (*flat(0, 10), 7)),),
+    tracks=(Track(activations.ACTIVATION_NEAR_OVERFLOW, (*flat(0, 10), 7)),),
     fires={
         Severity.WARNING: "7 element(s) of FP16 outputs of run demo were above "
         "<fp16_near_overflow> on the steps that were sampled in the last <incident_window>."
@@ -19,13 +19,13 @@ _SOME = Example(
 _BFLOAT16 = Example(
     title="larger outputs in BF16 or FP32, which are not counted",
     minutes=15,
-    tracks=(Track(metrics.ACTIVATION_NEAR_OVERFLOW, (0,)),),
+    tracks=(Track(activations.ACTIVATION_NEAR_OVERFLOW, (0,)),),
 )
 
 _ACTIVATION_NEAR_OVERFLOW_OFF = Example(
     title="a run that does not measure outputs",
     minutes=15,
-    without=(metrics.ACTIVATION_NEAR_OVERFLOW,),
+    without=(activations.ACTIVATION_NEAR_OVERFLOW,),
 )
 
 
@@ -38,10 +38,10 @@ _ATTENTION_LOGIT_GROWTH_GROWN = Example(
     title="attention logits that grow to a multiple of what they were",
     minutes=46,
     tracks=(
-        Track(metrics.ATTENTION_LOGIT_MAX, (*flat(20, 10), *flat(160, 20), 20)),
-        Track(metrics.ATTENTION_LOGIT_GROWTH, (*flat(1.1, 10), *flat(8, 20), 1.1)),
+        Track(attention.ATTENTION_LOGIT_MAX, (*flat(20, 10), *flat(160, 20), 20)),
+        Track(attention.ATTENTION_LOGIT_GROWTH, (*flat(1.1, 10), *flat(8, 20), 1.1)),
         Track(
-            metrics.ATTENTION_HIGH_LAYER,
+            attention.ATTENTION_HIGH_LAYER,
             (*flat(None, 10), *flat(1, 20), "stale"),
             {"layer": "blocks.2.attn"},
         ),
@@ -55,8 +55,8 @@ _ATTENTION_LOGIT_GROWTH_OUTLASTED = Example(
     title="attention logits that were large for some minutes, directly afterwards",
     minutes=36,
     tracks=(
-        Track(metrics.ATTENTION_LOGIT_MAX, (*flat(20, 10), *flat(160, 20), 20)),
-        Track(metrics.ATTENTION_LOGIT_GROWTH, (*flat(1.1, 10), *flat(8, 20), 1.1)),
+        Track(attention.ATTENTION_LOGIT_MAX, (*flat(20, 10), *flat(160, 20), 20)),
+        Track(attention.ATTENTION_LOGIT_GROWTH, (*flat(1.1, 10), *flat(8, 20), 1.1)),
     ),
     fires={Severity.WARNING: _ATTENTION_LOGIT_GROWTH_NAMED},
     at=35,
@@ -66,8 +66,8 @@ _ATTENTION_LOGIT_GROWTH_LARGE = Example(
     title="large attention logits that were so from the beginning",
     minutes=15,
     tracks=(
-        Track(metrics.ATTENTION_LOGIT_MAX, (300,)),
-        Track(metrics.ATTENTION_LOGIT_GROWTH, (1.05,)),
+        Track(attention.ATTENTION_LOGIT_MAX, (300,)),
+        Track(attention.ATTENTION_LOGIT_GROWTH, (1.05,)),
     ),
 )
 
@@ -75,15 +75,15 @@ _ATTENTION_LOGIT_GROWTH_YOUNG = Example(
     title="attention logits that grow from almost nothing, as in every young run",
     minutes=15,
     tracks=(
-        Track(metrics.ATTENTION_LOGIT_MAX, (*flat(2, 5), 30)),
-        Track(metrics.ATTENTION_LOGIT_GROWTH, (*flat(1, 5), 15)),
+        Track(attention.ATTENTION_LOGIT_MAX, (*flat(2, 5), 30)),
+        Track(attention.ATTENTION_LOGIT_GROWTH, (*flat(1, 5), 15)),
     ),
 )
 
 _ATTENTION_LOGIT_GROWTH_OFF = Example(
     title="a run that does not measure attention",
     minutes=15,
-    without=(metrics.ATTENTION_LOGIT_MAX, metrics.ATTENTION_LOGIT_GROWTH),
+    without=(attention.ATTENTION_LOGIT_MAX, attention.ATTENTION_LOGIT_GROWTH),
 )
 
 
@@ -96,8 +96,8 @@ _OUTPUT_LOGIT_DIVERGENCE_GROWN = Example(
     title="output logits that drift far away from zero",
     minutes=46,
     tracks=(
-        Track(metrics.OUTPUT_LOGSUMEXP_SIZE, (*flat(11, 10), *flat(240, 20), 11)),
-        Track(metrics.OUTPUT_LOGSUMEXP_GROWTH, (*flat(1, 10), *flat(20, 20), 1)),
+        Track(attention.OUTPUT_LOGSUMEXP_SIZE, (*flat(11, 10), *flat(240, 20), 11)),
+        Track(attention.OUTPUT_LOGSUMEXP_GROWTH, (*flat(1, 10), *flat(20, 20), 1)),
     ),
     fires={Severity.WARNING: _OUTPUT_LOGIT_DIVERGENCE_NAMED},
     at=20,
@@ -108,8 +108,8 @@ _OUTPUT_LOGIT_DIVERGENCE_OUTLASTED = Example(
     title="output logits that were far away from zero for some minutes, directly afterwards",
     minutes=36,
     tracks=(
-        Track(metrics.OUTPUT_LOGSUMEXP_SIZE, (*flat(11, 10), *flat(240, 20), 11)),
-        Track(metrics.OUTPUT_LOGSUMEXP_GROWTH, (*flat(1, 10), *flat(20, 20), 1)),
+        Track(attention.OUTPUT_LOGSUMEXP_SIZE, (*flat(11, 10), *flat(240, 20), 11)),
+        Track(attention.OUTPUT_LOGSUMEXP_GROWTH, (*flat(1, 10), *flat(20, 20), 1)),
     ),
     fires={Severity.WARNING: _OUTPUT_LOGIT_DIVERGENCE_NAMED},
     at=35,
@@ -119,8 +119,8 @@ _OUTPUT_LOGIT_DIVERGENCE_LARGE = Example(
     title="a large log-sum-exp that was so from the beginning",
     minutes=15,
     tracks=(
-        Track(metrics.OUTPUT_LOGSUMEXP_SIZE, (300,)),
-        Track(metrics.OUTPUT_LOGSUMEXP_GROWTH, (1.05,)),
+        Track(attention.OUTPUT_LOGSUMEXP_SIZE, (300,)),
+        Track(attention.OUTPUT_LOGSUMEXP_GROWTH, (1.05,)),
     ),
 )
 
@@ -128,15 +128,15 @@ _OUTPUT_LOGIT_DIVERGENCE_YOUNG = Example(
     title="a log-sum-exp that grows with what the model learns",
     minutes=15,
     tracks=(
-        Track(metrics.OUTPUT_LOGSUMEXP_SIZE, (*flat(6, 5), 25)),
-        Track(metrics.OUTPUT_LOGSUMEXP_GROWTH, (*flat(1, 5), 4)),
+        Track(attention.OUTPUT_LOGSUMEXP_SIZE, (*flat(6, 5), 25)),
+        Track(attention.OUTPUT_LOGSUMEXP_GROWTH, (*flat(1, 5), 4)),
     ),
 )
 
 _OUTPUT_LOGIT_DIVERGENCE_OFF = Example(
     title="a run that does not measure output logits",
     minutes=15,
-    without=(metrics.OUTPUT_LOGSUMEXP_SIZE, metrics.OUTPUT_LOGSUMEXP_GROWTH),
+    without=(attention.OUTPUT_LOGSUMEXP_SIZE, attention.OUTPUT_LOGSUMEXP_GROWTH),
 )
 
 
@@ -149,9 +149,9 @@ _COLLAPSE = Example(
     title="routers that send most tokens to few experts",
     minutes=46,
     tracks=(
-        Track(metrics.ROUTERS_COLLAPSED, (*flat(0, 10), *flat(2, 20), 0)),
+        Track(routers.ROUTERS_COLLAPSED, (*flat(0, 10), *flat(2, 20), 0)),
         Track(
-            metrics.COLLAPSED_ROUTER,
+            routers.COLLAPSED_ROUTER,
             (*flat(None, 10), *flat(1, 20), "stale"),
             {"layer": "layers.3.mlp.gate"},
         ),
@@ -164,7 +164,7 @@ _COLLAPSE = Example(
 _ROUTER_COLLAPSE_OUTLASTED = Example(
     title="collapsed routers for some minutes, directly afterwards",
     minutes=36,
-    tracks=(Track(metrics.ROUTERS_COLLAPSED, (*flat(0, 10), *flat(2, 20), 0)),),
+    tracks=(Track(routers.ROUTERS_COLLAPSED, (*flat(0, 10), *flat(2, 20), 0)),),
     fires={Severity.WARNING: _ROUTER_COLLAPSE_NAMED},
     at=35,
 )
@@ -172,13 +172,13 @@ _ROUTER_COLLAPSE_OUTLASTED = Example(
 _EVEN = Example(
     title="routers that use all their experts",
     minutes=15,
-    tracks=(Track(metrics.ROUTERS_COLLAPSED, (0,)),),
+    tracks=(Track(routers.ROUTERS_COLLAPSED, (0,)),),
 )
 
 _ROUTER_COLLAPSE_OFF = Example(
     title="a run that does not measure routers",
     minutes=15,
-    without=(metrics.ROUTERS_COLLAPSED,),
+    without=(routers.ROUTERS_COLLAPSED,),
 )
 
 
@@ -191,9 +191,9 @@ _OUTGROWN = Example(
     title="tensors that outgrow the amax that their scales are computed from",
     minutes=46,
     tracks=(
-        Track(metrics.LAYERS_FP8_MISSCALED, (*flat(0, 10), *flat(2, 20), 0)),
+        Track(fp8.LAYERS_FP8_MISSCALED, (*flat(0, 10), *flat(2, 20), 0)),
         Track(
-            metrics.FP8_MISSCALED_LAYER,
+            fp8.FP8_MISSCALED_LAYER,
             (*flat(None, 10), *flat(1, 20), "stale"),
             {"layer": "layers.3.mlp.fc1", "reason": "saturated"},
         ),
@@ -209,7 +209,7 @@ _OUTGROWN = Example(
 _FP8_SATURATION_OUTLASTED = Example(
     title="wrong scales for some minutes, directly afterwards",
     minutes=36,
-    tracks=(Track(metrics.LAYERS_FP8_MISSCALED, (*flat(0, 10), *flat(2, 20), 0)),),
+    tracks=(Track(fp8.LAYERS_FP8_MISSCALED, (*flat(0, 10), *flat(2, 20), 0)),),
     fires={Severity.WARNING: _FP8_SATURATION_NAMED},
     at=35,
 )
@@ -220,14 +220,14 @@ _FOLLOWING = Example(
     tracks=(
         Track("mp_agent_fp8_range_used_max", (*flat(1, 5), 30, 1)),
         Track("mp_agent_fp8_saturated_ratio", (*flat(0, 5), 0.5, 0)),
-        Track(metrics.LAYERS_FP8_MISSCALED, (0,)),
+        Track(fp8.LAYERS_FP8_MISSCALED, (0,)),
     ),
 )
 
 _DYNAMIC = Example(
     title="dynamic scaling, a model that is not in FP8, or nothing measured",
     minutes=15,
-    without=(metrics.LAYERS_FP8_MISSCALED,),
+    without=(fp8.LAYERS_FP8_MISSCALED,),
 )
 
 

@@ -1,8 +1,9 @@
 """Examples of alerts on the agents themselves."""
 
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metric import Metric
+from mp_agent.catalog.metrics import agent
+from mp_agent.catalog.metrics import run as run_metrics
 from tests.alerting.examples.example import Example, Examples, Track, Value, flat, ramp
 from tests.alerting.examples.healthy import NODE
 
@@ -10,9 +11,9 @@ _A_NODE_IS_SILENT = Example(
     title="a node of two ranks whose rows do not arrive; the alert lasts longer",
     minutes=42,
     tracks=(
-        Track(metrics.COVERAGE, (*flat(1, 10), *flat(0.75, 21), 1)),
-        Track(metrics.MISSING_RANK, (*flat(None, 10), *flat(1, 21), "stale"), {"rank": "2"}),
-        Track(metrics.MISSING_RANK, (*flat(None, 10), *flat(1, 21), "stale"), {"rank": "3"}),
+        Track(run_metrics.COVERAGE, (*flat(1, 10), *flat(0.75, 21), 1)),
+        Track(run_metrics.MISSING_RANK, (*flat(None, 10), *flat(1, 21), "stale"), {"rank": "2"}),
+        Track(run_metrics.MISSING_RANK, (*flat(None, 10), *flat(1, 21), "stale"), {"rank": "3"}),
     ),
     fires={
         Severity.WARNING: "The merged metrics of run demo cover 75% of its ranks. Missing: rank "
@@ -25,7 +26,7 @@ _A_NODE_IS_SILENT = Example(
 _OUTLASTED = Example(
     title="a node whose rows have just resumed",
     minutes=34,
-    tracks=(Track(metrics.COVERAGE, (*flat(1, 10), *flat(0.75, 21), 1)),),
+    tracks=(Track(run_metrics.COVERAGE, (*flat(1, 10), *flat(0.75, 21), 1)),),
     fires={Severity.WARNING: "The merged metrics of run demo cover 75% of its ranks."},
     at=33,
 )
@@ -33,16 +34,16 @@ _OUTLASTED = Example(
 _BRIEF = Example(
     title="a rank that misses the deadline occasionally",
     minutes=20,
-    tracks=(Track(metrics.COVERAGE, (1, 0.75, 0.75, 1) * 5),),
+    tracks=(Track(run_metrics.COVERAGE, (1, 0.75, 0.75, 1) * 5),),
 )
 
 _HUNG = Example(
     title="a run that hung when a rank died, with a last step without that rank",
     minutes=19,
     tracks=(
-        Track(metrics.COVERAGE, (*flat(1, 10), 0.75)),
-        Track(metrics.STEP, ramp(5000, 60, 11)),
-        Track(metrics.STEPS, ramp(5000, 60, 11)),
+        Track(run_metrics.COVERAGE, (*flat(1, 10), 0.75)),
+        Track(run_metrics.STEP, ramp(5000, 60, 11)),
+        Track(run_metrics.STEPS, ramp(5000, 60, 11)),
     ),
 )
 
@@ -50,11 +51,11 @@ _ENDED = Example(
     title="a run that ended, one rank earlier than the others",
     minutes=25,
     tracks=(
-        Track(metrics.COVERAGE, (*flat(1, 10), 0.75)),
-        Track(metrics.STEP, ramp(5000, 60, 11)),
-        Track(metrics.STEPS, ramp(5000, 60, 11)),
-        Track(metrics.RUN_ACTIVE, (*flat(1, 11), 0)),
-        Track(metrics.RUN_END, (*flat(None, 11), 1), {"reason": "completed"}),
+        Track(run_metrics.COVERAGE, (*flat(1, 10), 0.75)),
+        Track(run_metrics.STEP, ramp(5000, 60, 11)),
+        Track(run_metrics.STEPS, ramp(5000, 60, 11)),
+        Track(run_metrics.RUN_ACTIVE, (*flat(1, 11), 0)),
+        Track(run_metrics.RUN_END, (*flat(None, 11), 1), {"reason": "completed"}),
     ),
 )
 
@@ -82,7 +83,7 @@ _WRONG_FROM_THE_START = Example(
     title="an invalid setting that is known before the first scrape",
     age_minutes=0,
     minutes=21,
-    tracks=(Track(metrics.SETTING_ERRORS, (None, None, 1), NODE),),
+    tracks=(Track(agent.SETTING_ERRORS, (None, None, 1), NODE),),
     fires={Severity.WARNING: _fires(1)},
     at=5,
     not_yet=(1, 20),
@@ -105,7 +106,7 @@ _STARTING = Example(
     minutes=60,
     tracks=(
         Track("up", (1,), _OTHER_TARGET),
-        Track(metrics.BUILD, (*flat(None, 20), 1), {**NODE, **_OTHER_TARGET, "version": "0.1.0"}),
+        Track(agent.BUILD, (*flat(None, 20), 1), {**NODE, **_OTHER_TARGET, "version": "0.1.0"}),
     ),
 )
 
@@ -121,7 +122,7 @@ _AFTER_FAILED_SCRAPE = Example(
     title="old errors, but not again when a scrape fails",
     age_minutes=0,
     minutes=42,
-    tracks=(Track(metrics.PROBE_ERRORS, _OLD, NODE), Track("up", (*flat(1, 30), 0, 1))),
+    tracks=(Track(agent.PROBE_ERRORS, _OLD, NODE), Track("up", (*flat(1, 30), 0, 1))),
     fires={Severity.WARNING: _fires(3)},
     at=5,
     not_yet=(29, 32, 35, 41),
@@ -135,10 +136,10 @@ EXAMPLES = {
     ),
     "MpAgentTelemetryDegraded": Examples(
         firing=(
-            _rises(metrics.PROBE_ERRORS, 1),
-            _rises(metrics.SETTING_ERRORS, 2),
-            _rises(metrics.RECORDS_DROPPED, 500),
-            _rises(metrics.SERIES_DROPPED, 40),
+            _rises(agent.PROBE_ERRORS, 1),
+            _rises(agent.SETTING_ERRORS, 2),
+            _rises(agent.RECORDS_DROPPED, 500),
+            _rises(agent.SERIES_DROPPED, 40),
             _WRONG_FROM_THE_START,
             _SILENT_TARGET,
             _AFTER_FAILED_SCRAPE,

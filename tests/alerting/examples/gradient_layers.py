@@ -5,17 +5,17 @@ from mp_agent.alerting.conditions.gradient_layers import (
     _NAMES,
     _NOTHING_TRAINED_TEXT,
 )
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import gradient_layers, run, training
 from tests.alerting.examples.example import Example, Examples, Track, flat, ramp
 
 _FIFTH = Example(
     title="a fifth of the layers; the alert lasts beyond a sample with fewer",
     minutes=52,
     tracks=(
-        Track(metrics.LAYERS_UNDERFLOWING, (*flat(0, 10), *flat(0.2, 20), 0.01)),
+        Track(gradient_layers.LAYERS_UNDERFLOWING, (*flat(0, 10), *flat(0.2, 20), 0.01)),
         Track(
-            metrics.UNDERFLOWING_LAYER,
+            gradient_layers.UNDERFLOWING_LAYER,
             (*flat(None, 10), *flat(1, 20), "stale"),
             {"layer": "blocks.0.attention.query.weight"},
         ),
@@ -32,7 +32,7 @@ _FIFTH = Example(
 _GRADIENT_UNDERFLOW_OUTLASTED = Example(
     title="a fifth of the layers for some minutes, directly afterwards",
     minutes=36,
-    tracks=(Track(metrics.LAYERS_UNDERFLOWING, (*flat(0, 10), *flat(0.2, 20), 0.01)),),
+    tracks=(Track(gradient_layers.LAYERS_UNDERFLOWING, (*flat(0, 10), *flat(0.2, 20), 0.01)),),
     fires={
         Severity.WARNING: "The gradients of 20% of the layers of run demo have far more zeros "
         "than at the start, or lie below FP16's smallest number."
@@ -43,35 +43,37 @@ _GRADIENT_UNDERFLOW_OUTLASTED = Example(
 _GRADIENT_UNDERFLOW_FEW = Example(
     title="two layers of a hundred",
     minutes=20,
-    tracks=(Track(metrics.LAYERS_UNDERFLOWING, (0.02,)),),
+    tracks=(Track(gradient_layers.LAYERS_UNDERFLOWING, (0.02,)),),
 )
 
 _ONE_LOOK = Example(
     title="a single sample of an unusual batch",
     minutes=20,
-    tracks=(Track(metrics.LAYERS_UNDERFLOWING, (*flat(0, 10), *flat(0.2, 3), 0)),),
+    tracks=(Track(gradient_layers.LAYERS_UNDERFLOWING, (*flat(0, 10), *flat(0.2, 3), 0)),),
 )
 
 _BASELINE = Example(
     title="unused embedding rows and ReLU zeros, which are in the layers' baseline",
     minutes=20,
-    tracks=(Track(metrics.LAYERS_UNDERFLOWING, (0,)),),
+    tracks=(Track(gradient_layers.LAYERS_UNDERFLOWING, (0,)),),
 )
 
 _HUNG = Example(
     title="a run that hung after a single sample of an unusual batch",
     minutes=18,
     tracks=(
-        Track(metrics.LAYERS_UNDERFLOWING, (*flat(0, 9), 0.2)),
-        Track(metrics.STEP, ramp(5000, 60, 10)),
-        Track(metrics.STEPS, ramp(5000, 60, 10)),
+        Track(gradient_layers.LAYERS_UNDERFLOWING, (*flat(0, 9), 0.2)),
+        Track(run.STEP, ramp(5000, 60, 10)),
+        Track(run.STEPS, ramp(5000, 60, 10)),
     ),
 )
 
 
 def _layer_gradient_dead_named(*layers: str) -> tuple[Track, ...]:
     return tuple(
-        Track(metrics.DEAD_LAYER, (*flat(None, 10), *flat(1, 20), "stale"), {"layer": layer})
+        Track(
+            gradient_layers.DEAD_LAYER, (*flat(None, 10), *flat(1, 20), "stale"), {"layer": layer}
+        )
         for layer in layers
     )
 
@@ -80,7 +82,7 @@ _TWO_LAYERS = Example(
     title="two layers with dead gradients; the alert lasts beyond a sample that finds them alive",
     minutes=46,
     tracks=(
-        Track(metrics.LAYERS_DEAD, (*flat(0, 10), *flat(2, 20), 0)),
+        Track(gradient_layers.LAYERS_DEAD, (*flat(0, 10), *flat(2, 20), 0)),
         *_layer_gradient_dead_named("blocks.0.mlp.up.weight", "blocks.1.mlp.up.weight"),
     ),
     fires={
@@ -95,7 +97,7 @@ _TWO_LAYERS = Example(
 _LAYER_GRADIENT_DEAD_OUTLASTED = Example(
     title="a layer that was dead for some minutes, directly afterwards",
     minutes=36,
-    tracks=(Track(metrics.LAYERS_DEAD, (*flat(0, 10), *flat(1, 20), 0)),),
+    tracks=(Track(gradient_layers.LAYERS_DEAD, (*flat(0, 10), *flat(1, 20), 0)),),
     fires={
         Severity.WARNING: "1 layer(s) of run demo had almost no gradient in the last "
         "<layer_dead_samples> samples."
@@ -106,11 +108,13 @@ _LAYER_GRADIENT_DEAD_OUTLASTED = Example(
 _LAYER_GRADIENT_DEAD_NONE = Example(
     title="frozen, unused and idle parameters, which are not counted",
     minutes=15,
-    tracks=(Track(metrics.LAYERS_DEAD, (0,)),),
+    tracks=(Track(gradient_layers.LAYERS_DEAD, (0,)),),
 )
 
 _LAYER_GRADIENT_DEAD_NOT_LOOKED_AT = Example(
-    title="a run whose layers were never sampled", minutes=15, without=(metrics.LAYERS_DEAD,)
+    title="a run whose layers were never sampled",
+    minutes=15,
+    without=(gradient_layers.LAYERS_DEAD,),
 )
 
 
@@ -123,9 +127,9 @@ _ONE_LAYER = Example(
     title="one layer that explodes while the norm of the whole model stays small",
     minutes=46,
     tracks=(
-        Track(metrics.LAYERS_EXPLODING, (*flat(0, 10), *flat(1, 20), 0)),
+        Track(gradient_layers.LAYERS_EXPLODING, (*flat(0, 10), *flat(1, 20), 0)),
         Track(
-            metrics.EXPLODING_LAYER,
+            gradient_layers.EXPLODING_LAYER,
             (*flat(None, 10), *flat(1, 20), "stale"),
             {"layer": "blocks.4.attention.out.weight"},
         ),
@@ -138,7 +142,7 @@ _ONE_LAYER = Example(
 _LAYER_GRADIENT_EXPLOSION_OUTLASTED = Example(
     title="a layer that exploded for some minutes, directly afterwards",
     minutes=36,
-    tracks=(Track(metrics.LAYERS_EXPLODING, (*flat(0, 10), *flat(1, 20), 0)),),
+    tracks=(Track(gradient_layers.LAYERS_EXPLODING, (*flat(0, 10), *flat(1, 20), 0)),),
     fires={Severity.WARNING: _NAMED},
     at=35,
 )
@@ -146,7 +150,7 @@ _LAYER_GRADIENT_EXPLOSION_OUTLASTED = Example(
 _LAYER_GRADIENT_EXPLOSION_NONE = Example(
     title="layers that all grow, which are not counted",
     minutes=15,
-    tracks=(Track(metrics.LAYERS_EXPLODING, (0,)),),
+    tracks=(Track(gradient_layers.LAYERS_EXPLODING, (0,)),),
 )
 
 
@@ -155,7 +159,7 @@ _FILLED = _LAYERS_WITHOUT_GRADIENT_TEXT.removesuffix(_NAMES).replace("{run}", "d
 
 def _layers_without_gradient_named(*layers: str) -> tuple[Track, ...]:
     return tuple(
-        Track(metrics.LAYER_WITHOUT_GRADIENT, (*flat(None, 5), 1), {"layer": layer})
+        Track(gradient_layers.LAYER_WITHOUT_GRADIENT, (*flat(None, 5), 1), {"layer": layer})
         for layer in layers
     )
 
@@ -164,7 +168,7 @@ _ADAPTERS = Example(
     title="adapters behind reentrant checkpointing, whose inputs need no gradient",
     minutes=15,
     tracks=(
-        Track(metrics.LAYERS_WITHOUT_GRADIENT, (*flat(None, 5), 0.8)),
+        Track(gradient_layers.LAYERS_WITHOUT_GRADIENT, (*flat(None, 5), 0.8)),
         *_layers_without_gradient_named("blocks.0.lora_A.weight", "blocks.0.lora_B.weight"),
     ),
     fires={
@@ -178,7 +182,7 @@ _ADAPTERS = Example(
 _COPY = Example(
     title="an optimizer that holds the parameters of another copy of the model",
     minutes=15,
-    tracks=(Track(metrics.LAYERS_WITHOUT_GRADIENT, (*flat(None, 5), 1)),),
+    tracks=(Track(gradient_layers.LAYERS_WITHOUT_GRADIENT, (*flat(None, 5), 1)),),
     fires={Severity.WARNING: _FILLED.replace("{value|percent}", "100%")},
     at=8,
     not_yet=(4,),
@@ -188,7 +192,7 @@ _HEAD = Example(
     title="a head that no step uses",
     minutes=15,
     tracks=(
-        Track(metrics.LAYERS_WITHOUT_GRADIENT, (*flat(None, 5), 0.04)),
+        Track(gradient_layers.LAYERS_WITHOUT_GRADIENT, (*flat(None, 5), 0.04)),
         *_layers_without_gradient_named("head.auxiliary.weight"),
     ),
     fires={
@@ -202,13 +206,13 @@ _HEAD = Example(
 _ALL = Example(
     title="frozen parameters and idle experts, which are not counted",
     minutes=15,
-    tracks=(Track(metrics.LAYERS_WITHOUT_GRADIENT, (0,)),),
+    tracks=(Track(gradient_layers.LAYERS_WITHOUT_GRADIENT, (0,)),),
 )
 
 _LAYERS_WITHOUT_GRADIENT_NOT_LOOKED_AT = Example(
     title="a run whose layers were never sampled",
     minutes=15,
-    without=(metrics.LAYERS_WITHOUT_GRADIENT,),
+    without=(gradient_layers.LAYERS_WITHOUT_GRADIENT,),
 )
 
 
@@ -219,7 +223,7 @@ def _example(title: str, reason: str, severity: Severity) -> Example:
     return Example(
         title=title,
         minutes=40,
-        tracks=(Track(metrics.UNTRAINED_STEPS, counts, {"reason": reason}),),
+        tracks=(Track(training.UNTRAINED_STEPS, counts, {"reason": reason}),),
         fires={severity: text.replace("{value|count}", "1800")},
         labels={"reason": reason},
         at=34,
@@ -259,8 +263,8 @@ _NOTHING_TRAINED_FEW = Example(
     title="a few steps at learning rate 0, as at both ends of a schedule",
     minutes=12,
     tracks=(
-        Track(metrics.UNTRAINED_STEPS, (1, 2, 3, "stale"), {"reason": "learning rate 0"}),
-        Track(metrics.UNTRAINED_STEPS, (1, 2, 3, "stale"), {"reason": "all gradients 0"}),
+        Track(training.UNTRAINED_STEPS, (1, 2, 3, "stale"), {"reason": "learning rate 0"}),
+        Track(training.UNTRAINED_STEPS, (1, 2, 3, "stale"), {"reason": "all gradients 0"}),
     ),
 )
 
@@ -268,7 +272,7 @@ _ROUNDED = Example(
     title="a rounded loss that is constant for some time",
     minutes=30,
     tracks=(
-        Track(metrics.UNTRAINED_STEPS, (*ramp(10, 16, 29), "stale"), {"reason": "constant loss"}),
+        Track(training.UNTRAINED_STEPS, (*ramp(10, 16, 29), "stale"), {"reason": "constant loss"}),
     ),
 )
 

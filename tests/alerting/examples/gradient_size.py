@@ -16,16 +16,13 @@ from mp_agent.alerting.conditions.gradient_size import (
     describe,
 )
 from mp_agent.alerting.durations import Duration
-from mp_agent.alerting.expressions import metrics
-from mp_agent.alerting.expressions.metrics import (
-    GRAD_ABS_MIN,
-    LAYERS_UNDERFLOWING,
-    LOSS_SCALE,
-    STEP,
-    STEPS,
-)
 from mp_agent.alerting.expressions.terms import Limit
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import distribution, gradient_layers, gradients, run, training
+from mp_agent.catalog.metrics.gradient_layers import LAYERS_UNDERFLOWING
+from mp_agent.catalog.metrics.gradients import GRAD_ABS_MIN
+from mp_agent.catalog.metrics.run import STEP, STEPS
+from mp_agent.catalog.metrics.training import LOSS_SCALE
 from tests.alerting.examples.example import Example, Examples, Track, Value, flat, ramp
 from tests.alerting.examples.healthy import noisy
 
@@ -42,13 +39,13 @@ def _above(
         ()
         if clipped
         else (
-            Track(metrics.GRAD_EXPLODED_UNCLIPPED, high, {"bound": HIGH}),
-            Track(metrics.GRAD_EXPLODED_UNCLIPPED, extreme, {"bound": EXTREME}),
+            Track(gradient_layers.GRAD_EXPLODED_UNCLIPPED, high, {"bound": HIGH}),
+            Track(gradient_layers.GRAD_EXPLODED_UNCLIPPED, extreme, {"bound": EXTREME}),
         )
     )
     return (
-        Track(metrics.GRAD_EXPLODED, high, {"bound": HIGH}),
-        Track(metrics.GRAD_EXPLODED, extreme, {"bound": EXTREME}),
+        Track(gradient_layers.GRAD_EXPLODED, high, {"bound": HIGH}),
+        Track(gradient_layers.GRAD_EXPLODED, extreme, {"bound": EXTREME}),
         *unclipped,
     )
 
@@ -58,8 +55,8 @@ _ONE = (*flat(0, 10), 1.0)
 _EVERY = (*flat(0, 10), *ramp(60, 60, 11))
 
 _SOARING = (
-    Track(metrics.LOSS, (*noisy(2.0, 10), 9.0)),
-    Track(metrics.LOSS_SPIKE_STEPS, (*flat(0, 10), *ramp(59, 60, 11))),
+    Track(run.LOSS, (*noisy(2.0, 10), 9.0)),
+    Track(training.LOSS_SPIKE_STEPS, (*flat(0, 10), *ramp(59, 60, 11))),
 )
 
 _SPIKE = {"MpAgentLossSpike": (Severity.WARNING,)}
@@ -144,7 +141,7 @@ _CONTAINED_HIGH = Example(
 
 _NONFINITE = tuple(
     Track(metric, (*flat(0, 10), *ramp(1, 1, 11)))
-    for metric in (metrics.LOSS_NONFINITE_STEPS, metrics.LOSS_NONFINITE_UNSKIPPED)
+    for metric in (run.LOSS_NONFINITE_STEPS, training.LOSS_NONFINITE_UNSKIPPED)
 )
 
 _CLIPPED_EXTREME_WITH_NAN = Example(
@@ -174,7 +171,7 @@ _YOUNG_EXTREME = Example(
     title="a run without a baseline, every step above the extreme limit and clipped",
     minutes=9,
     tracks=_above(ramp(0, 60, 10), ramp(0, 60, 10), clipped=True),
-    without=(metrics.LOSS_MEDIAN,),
+    without=(training.LOSS_MEDIAN,),
     fires={
         Severity.CRITICAL: _explosion_fires(EXTREME, 300),
         Severity.WARNING: _explosion_fires(HIGH, 300),
@@ -186,7 +183,7 @@ _YOUNG_HIGH = Example(
     title="a run without a baseline, every step above the high limit and clipped",
     minutes=9,
     tracks=_above(ramp(0, 60, 10), (0,), clipped=True),
-    without=(metrics.LOSS_MEDIAN,),
+    without=(training.LOSS_MEDIAN,),
     fires={Severity.WARNING: _explosion_fires(HIGH, 300)},
     at=8,
 )
@@ -195,7 +192,7 @@ _SINGLE_CLIPPED_SPIKE = Example(
     title="a single clipped spike, even of a run without a baseline: never critical",
     minutes=12,
     tracks=_above((*flat(0, 3), 1), (*flat(0, 3), 1), clipped=True),
-    without=(metrics.LOSS_MEDIAN,),
+    without=(training.LOSS_MEDIAN,),
     fires={Severity.WARNING: _explosion_fires(HIGH, 1)},
     at=5,
     not_yet=(11,),
@@ -206,7 +203,7 @@ _LOST = Example(
     minutes=20,
     tracks=(
         *_above(_EVERY, _EVERY, clipped=True),
-        Track(metrics.LOSS_LOST_STEPS, (*flat(0, 10), *ramp(60, 60, 11))),
+        Track(training.LOSS_LOST_STEPS, (*flat(0, 10), *ramp(60, 60, 11))),
     ),
     also={"MpAgentLossDiverging": (Severity.CRITICAL,)},
     fires={
@@ -222,7 +219,7 @@ _LOST_HIGH = Example(
     minutes=20,
     tracks=(
         *_above(_EVERY, (0,), clipped=True),
-        Track(metrics.LOSS_LOST_STEPS, (*flat(0, 10), *ramp(60, 60, 11))),
+        Track(training.LOSS_LOST_STEPS, (*flat(0, 10), *ramp(60, 60, 11))),
     ),
     also={"MpAgentLossDiverging": (Severity.CRITICAL,)},
     fires={Severity.WARNING: _explosion_fires(HIGH, 300)},
@@ -234,10 +231,10 @@ _LARGE_BY_NATURE = Example(
     title="norms of thousands since the first step, as with a summed loss",
     minutes=15,
     tracks=(
-        Track(metrics.GRAD_NORM, (4000,)),
-        Track(metrics.GRAD_NORM_WINDOW_MAX, (9000,)),
+        Track(gradients.GRAD_NORM, (4000,)),
+        Track(gradients.GRAD_NORM_WINDOW_MAX, (9000,)),
         *(
-            Track(metrics.GRAD_NORM_EXCEEDED, ramp(0, 60, 16), {"bound": bound})
+            Track(gradients.GRAD_NORM_EXCEEDED, ramp(0, 60, 16), {"bound": bound})
             for bound in (HIGH, EXTREME)
         ),
     ),
@@ -246,17 +243,17 @@ _LARGE_BY_NATURE = Example(
 _EXPLOSION_BELOW = Example(
     title="norms up to 99, scaled by 65536 in backward",
     minutes=15,
-    tracks=(Track(metrics.GRAD_NORM, (99,)), Track(metrics.GRAD_NORM_WINDOW_MAX, (99,))),
+    tracks=(Track(gradients.GRAD_NORM, (99,)), Track(gradients.GRAD_NORM_WINDOW_MAX, (99,))),
 )
 
 _SKIPPED = Example(
     title="the finite part of a skipped overflow step, which exceeds no bound",
     minutes=20,
     tracks=(
-        Track(metrics.SKIPPED_STEPS, _ONE),
-        Track(metrics.GRAD_FINITE, (*flat(1, 10), 0, 1)),
-        Track(metrics.LOSS_SCALE, (*flat(65536, 10), 32768)),
-        Track(metrics.LOSS_SCALE_DECREASES, _ONE),
+        Track(training.SKIPPED_STEPS, _ONE),
+        Track(gradients.GRAD_FINITE, (*flat(1, 10), 0, 1)),
+        Track(training.LOSS_SCALE, (*flat(65536, 10), 32768)),
+        Track(training.LOSS_SCALE_DECREASES, _ONE),
     ),
 )
 
@@ -304,8 +301,8 @@ def _gradient_vanishing_fires(bound: Limit, hold: Duration, norm: str) -> str:
 
 def _norms(*values: Value) -> tuple[Track, ...]:
     return (
-        Track(metrics.GRAD_NORM, values),
-        Track(metrics.GRAD_NORM_WINDOW_MAX, values),
+        Track(gradients.GRAD_NORM, values),
+        Track(gradients.GRAD_NORM_WINDOW_MAX, values),
         *_many_below(len(values) - 1),
     )
 
@@ -314,7 +311,7 @@ def _many_below(healthy: int = 0, steps: Value = 600) -> tuple[Track, ...]:
     """Return the counts of steps in a row below all limits, after so many healthy minutes."""
     counts = (*flat(0, healthy), steps)
     return tuple(
-        Track(metrics.GRAD_NORM_BELOW, counts, {"limit": bound.threshold.name})
+        Track(gradient_layers.GRAD_NORM_BELOW, counts, {"limit": bound.threshold.name})
         for bound in (_LOW, _VERY_LOW, _VANISHED)
     )
 
@@ -354,12 +351,12 @@ _SLOW_STEPS = Example(
     title="steps of several minutes, so that the window is empty",
     minutes=46,
     tracks=(
-        Track(metrics.GRAD_NORM, (0.005,)),
+        Track(gradients.GRAD_NORM, (0.005,)),
         *_many_below(steps=20),
-        Track(metrics.STEP, tuple(float(5000 + minute // 4) for minute in range(47))),
-        Track(metrics.STEPS, tuple(float(5000 + minute // 4) for minute in range(47))),
+        Track(run.STEP, tuple(float(5000 + minute // 4) for minute in range(47))),
+        Track(run.STEPS, tuple(float(5000 + minute // 4) for minute in range(47))),
     ),
-    without=(metrics.GRAD_NORM_WINDOW_MAX,),
+    without=(gradients.GRAD_NORM_WINDOW_MAX,),
     fires={Severity.INFO: _gradient_vanishing_fires(_LOW, _LOW_HOLD, "0.005")},
     at=45,
     not_yet=(25,),
@@ -369,12 +366,12 @@ _OF_TWO_OPTIMIZERS = Example(
     title="the first of two optimizers, while the second has large norms and overflows",
     minutes=15,
     tracks=(
-        Track(metrics.GRAD_NORM, (*flat(1.2, 10), 1e-7)),
+        Track(gradients.GRAD_NORM, (*flat(1.2, 10), 1e-7)),
         *_many_below(10),
-        Track(metrics.GRAD_NORM, (1.2,), {"optimizer": "2"}),
-        Track(metrics.GRAD_FINITE, (0,), {"optimizer": "2"}),
+        Track(gradients.GRAD_NORM, (1.2,), {"optimizer": "2"}),
+        Track(gradients.GRAD_FINITE, (0,), {"optimizer": "2"}),
     ),
-    without=(metrics.GRAD_NORM_WINDOW_MAX,),
+    without=(gradients.GRAD_NORM_WINDOW_MAX,),
     fires={
         Severity.CRITICAL: _gradient_vanishing_fires(_VANISHED, _GRADIENT_VANISHING_HOLD, "1e-07")
     },
@@ -387,7 +384,7 @@ _CONVERGING = Example(
     minutes=46,
     tracks=(
         *_norms(*flat(1.2, 10), 1e-7),
-        Track(metrics.LOSS, noisy(2.0, 47, slope=-0.03)),
+        Track(run.LOSS, noisy(2.0, 47, slope=-0.03)),
     ),
     fires={Severity.INFO: _gradient_vanishing_fires(_LOW, _LOW_HOLD, "1e-07")},
     at=45,
@@ -397,7 +394,7 @@ _CONVERGING = Example(
 _TINY_UNITS = Example(
     title="a loss in tiny units, whose norm was never larger: info at most",
     minutes=46,
-    tracks=(*_norms(3e-7), Track(metrics.GRAD_NORM_PEAK, (9e-7,))),
+    tracks=(*_norms(3e-7), Track(gradient_layers.GRAD_NORM_PEAK, (9e-7,))),
     fires={Severity.INFO: _gradient_vanishing_fires(_LOW, _LOW_HOLD, "3e-07")},
     at=45,
     not_yet=(25,),
@@ -406,18 +403,18 @@ _TINY_UNITS = Example(
 _AFTER_CLIPPED_INF = Example(
     title="zeros left by clipping after an Inf",
     minutes=46,
-    tracks=(*_norms(*flat(1.2, 10), 0), Track(metrics.GRAD_FINITE, (*flat(1, 10), 0))),
+    tracks=(*_norms(*flat(1.2, 10), 0), Track(gradients.GRAD_FINITE, (*flat(1, 10), 0))),
 )
 
 _FROZEN = Example(
     title="a run that hangs after a step with a tiny norm",
     minutes=40,
     tracks=(
-        Track(metrics.GRAD_NORM, (1e-7,)),
-        Track(metrics.GRAD_NORM_WINDOW_MAX, (1e-7,)),
+        Track(gradients.GRAD_NORM, (1e-7,)),
+        Track(gradients.GRAD_NORM_WINDOW_MAX, (1e-7,)),
         *_many_below(steps=1),
-        Track(metrics.STEP, (5000,)),
-        Track(metrics.STEPS, (5000,)),
+        Track(run.STEP, (5000,)),
+        Track(run.STEPS, (5000,)),
     ),
     also={"MpAgentRunStalled": (Severity.CRITICAL, Severity.WARNING)},
 )
@@ -425,7 +422,7 @@ _FROZEN = Example(
 _PARTIAL = Example(
     title="merged steps without one rank",
     minutes=40,
-    tracks=(*_norms(1e-7), Track(metrics.COVERAGE, (0.75,))),
+    tracks=(*_norms(1e-7), Track(run.COVERAGE, (0.75,))),
     also={"MpAgentCoverageLow": (Severity.WARNING,)},
 )
 
@@ -433,8 +430,8 @@ _INTERRUPTED = Example(
     title="low norms with a healthy step every few minutes",
     minutes=40,
     tracks=(
-        Track(metrics.GRAD_NORM, (0.0005,)),
-        Track(metrics.GRAD_NORM_WINDOW_MAX, (0.0005, 0.0005, 0.0005, 0.4) * 10),
+        Track(gradients.GRAD_NORM, (0.0005,)),
+        Track(gradients.GRAD_NORM_WINDOW_MAX, (0.0005, 0.0005, 0.0005, 0.4) * 10),
         *_many_below(),
     ),
 )
@@ -505,8 +502,8 @@ _BOTH = Example(
     title="small gradients are lost while the largest are at the limit",
     minutes=25,
     tracks=(
-        Track(metrics.GRAD_FP16_FLUSHED, (*flat(0, 5), 0.12), _IN_FORCE),
-        Track(metrics.GRAD_FP16_HEADROOM, (*flat(4, 5), 0.6)),
+        Track(distribution.GRAD_FP16_FLUSHED, (*flat(0, 5), 0.12), _IN_FORCE),
+        Track(gradients.GRAD_FP16_HEADROOM, (*flat(4, 5), 0.6)),
     ),
     fires={
         Severity.INFO: "No loss scale suits run demo any more: 12% of the gradients are lost "
@@ -520,8 +517,8 @@ _LOW_SCALE = Example(
     title="a scale that can still grow",
     minutes=20,
     tracks=(
-        Track(metrics.GRAD_FP16_FLUSHED, (0.12,), _IN_FORCE),
-        Track(metrics.GRAD_FP16_HEADROOM, (6,)),
+        Track(distribution.GRAD_FP16_FLUSHED, (0.12,), _IN_FORCE),
+        Track(gradients.GRAD_FP16_HEADROOM, (6,)),
     ),
 )
 
@@ -529,8 +526,8 @@ _HIGH_SCALE = Example(
     title="a scale at its upper limit that loses next to nothing",
     minutes=20,
     tracks=(
-        Track(metrics.GRAD_FP16_FLUSHED, (0.01,), _IN_FORCE),
-        Track(metrics.GRAD_FP16_HEADROOM, (0.6,)),
+        Track(distribution.GRAD_FP16_FLUSHED, (0.01,), _IN_FORCE),
+        Track(gradients.GRAD_FP16_HEADROOM, (0.6,)),
     ),
 )
 
@@ -538,8 +535,8 @@ _SHORT = Example(
     title="a few unusual samples",
     minutes=20,
     tracks=(
-        Track(metrics.GRAD_FP16_FLUSHED, (*flat(0.12, 4), 0.01), _IN_FORCE),
-        Track(metrics.GRAD_FP16_HEADROOM, (0.6,)),
+        Track(distribution.GRAD_FP16_FLUSHED, (*flat(0.12, 4), 0.01), _IN_FORCE),
+        Track(gradients.GRAD_FP16_HEADROOM, (0.6,)),
     ),
 )
 

@@ -9,23 +9,23 @@ from mp_agent.alerting.conditions.loss_scale import (
     _description,
 )
 from mp_agent.alerting.durations import Duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import Limit
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import run, training
 from tests.alerting.examples.example import Example, Examples, Track, flat, halving, ramp
 
 
 def resumed_elsewhere(steps_per_minute: float, samples: int) -> tuple[Track, ...]:
     """Return, for examples, the steps of a run resumed at step 90 000 under a new node agent."""
     return (
-        Track(metrics.STEP, ramp(90_000, steps_per_minute, samples)),
-        Track(metrics.STEPS, ramp(1, steps_per_minute, samples)),
+        Track(run.STEP, ramp(90_000, steps_per_minute, samples)),
+        Track(run.STEPS, ramp(1, steps_per_minute, samples)),
     )
 
 
 def counted_anew(steps_per_minute: float, samples: int) -> tuple[Track, ...]:
     """Return, for examples, the step of a run that restarts its count in minute 10."""
-    return (Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(1, steps_per_minute, samples - 10))),)
+    return (Track(run.STEP, (*ramp(5000, 60, 10), *ramp(1, steps_per_minute, samples - 10))),)
 
 
 def _loss_scale_low_and_falling_fires(scale: int) -> str:
@@ -36,9 +36,9 @@ _SLOWLY = Example(
     title="a run calibrated to 512 whose scale is halved every twenty minutes",
     minutes=66,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(512, 20), *flat(256, 20), *flat(128, 20), 64)),
-        Track(metrics.LOSS_SCALE_INITIAL, (512,)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (512,)),
+        Track(training.LOSS_SCALE, (*flat(512, 20), *flat(256, 20), *flat(128, 20), 64)),
+        Track(training.LOSS_SCALE_INITIAL, (512,)),
+        Track(training.LOSS_SCALE_CALIBRATED, (512,)),
     ),
     fires={Severity.WARNING: _loss_scale_low_and_falling_fires(64)},
     at=64,
@@ -49,10 +49,10 @@ _AT_ONCE = Example(
     title="three decreases within minutes, to a quarter of the calibrated value",
     minutes=28,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(512, 20), 256, 128, 64)),
-        Track(metrics.LOSS_SCALE_INITIAL, (512,)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (256,)),
-        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 20), 1, 2, 3)),
+        Track(training.LOSS_SCALE, (*flat(512, 20), 256, 128, 64)),
+        Track(training.LOSS_SCALE_INITIAL, (512,)),
+        Track(training.LOSS_SCALE_CALIBRATED, (256,)),
+        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 20), 1, 2, 3)),
     ),
     fires={Severity.WARNING: _loss_scale_low_and_falling_fires(64)},
     at=25,
@@ -63,9 +63,9 @@ _SETTLED = Example(
     title="a scale that fell before the recorded history, and has stayed at 64 for days",
     minutes=15,
     tracks=(
-        Track(metrics.LOSS_SCALE, (64,)),
-        Track(metrics.LOSS_SCALE_INITIAL, (512,)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (512,)),
+        Track(training.LOSS_SCALE, (64,)),
+        Track(training.LOSS_SCALE_INITIAL, (512,)),
+        Track(training.LOSS_SCALE_CALIBRATED, (512,)),
     ),
 )
 
@@ -73,9 +73,9 @@ _LOSS_SCALE_LOW_AND_FALLING_CALIBRATED_LOW = Example(
     title="a scale of 64 after calibration from 512",
     minutes=15,
     tracks=(
-        Track(metrics.LOSS_SCALE, (512, 64)),
-        Track(metrics.LOSS_SCALE_INITIAL, (512,)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (64,)),
+        Track(training.LOSS_SCALE, (512, 64)),
+        Track(training.LOSS_SCALE_INITIAL, (512,)),
+        Track(training.LOSS_SCALE_CALIBRATED, (64,)),
     ),
 )
 
@@ -83,9 +83,9 @@ _COLLAPSE = Example(
     title="the scale collapses long after calibration; the alert lasts longer",
     minutes=40,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(65536, 20), *halving(32768, 14), 512)),
-        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 20), *ramp(1, 1, 14))),
-        Track(metrics.SKIPPED_STEPS, (*flat(0, 20), *ramp(1, 1, 14))),
+        Track(training.LOSS_SCALE, (*flat(65536, 20), *halving(32768, 14), 512)),
+        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 20), *ramp(1, 1, 14))),
+        Track(training.SKIPPED_STEPS, (*flat(0, 20), *ramp(1, 1, 14))),
     ),
     fires={Severity.WARNING: _loss_scale_low_and_falling_fires(4)},
     at=40,
@@ -103,11 +103,11 @@ _SAWTOOTH = Example(
     title="a sawtooth between 64 and 128",
     minutes=30,
     tracks=(
-        Track(metrics.LOSS_SCALE, (64, 64, 128, 64) * 7),
-        Track(metrics.LOSS_SCALE_INITIAL, (128,)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (128,)),
-        Track(metrics.LOSS_SCALE_INCREASES, tuple((minute + 2) // 4 for minute in range(31))),
-        Track(metrics.LOSS_SCALE_DECREASES, tuple((minute + 1) // 4 for minute in range(31))),
+        Track(training.LOSS_SCALE, (64, 64, 128, 64) * 7),
+        Track(training.LOSS_SCALE_INITIAL, (128,)),
+        Track(training.LOSS_SCALE_CALIBRATED, (128,)),
+        Track(training.LOSS_SCALE_INCREASES, tuple((minute + 2) // 4 for minute in range(31))),
+        Track(training.LOSS_SCALE_DECREASES, tuple((minute + 1) // 4 for minute in range(31))),
     ),
 )
 
@@ -115,12 +115,12 @@ _LOSS_SCALE_LOW_AND_FALLING_CALIBRATION = Example(
     title="calibration from 65536 to 64",
     minutes=40,
     tracks=(
-        Track(metrics.LOSS_SCALE, (65536, 64)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 9), 64)),
-        Track(metrics.LOSS_SCALE_DECREASES, (0, 10)),
-        Track(metrics.SKIPPED_STEPS, (0, 10)),
-        Track(metrics.STEP, ramp(1, 60, 41)),
-        Track(metrics.STEPS, ramp(1, 60, 41)),
+        Track(training.LOSS_SCALE, (65536, 64)),
+        Track(training.LOSS_SCALE_CALIBRATED, (*flat(None, 9), 64)),
+        Track(training.LOSS_SCALE_DECREASES, (0, 10)),
+        Track(training.SKIPPED_STEPS, (0, 10)),
+        Track(run.STEP, ramp(1, 60, 41)),
+        Track(run.STEPS, ramp(1, 60, 41)),
     ),
     also=_STAYS_LOW,
 )
@@ -129,12 +129,12 @@ _LOSS_SCALE_LOW_AND_FALLING_CALIBRATION_ELSEWHERE = Example(
     title="calibration after a resume at step 90 000 under a new node agent",
     minutes=40,
     tracks=(
-        Track(metrics.LOSS_SCALE, (65536, 64)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 9), 64)),
-        Track(metrics.LOSS_SCALE_DECREASES, (0, 10)),
-        Track(metrics.SKIPPED_STEPS, (0, 10)),
-        Track(metrics.STEP, ramp(90_000, 60, 41)),
-        Track(metrics.STEPS, ramp(1, 60, 41)),
+        Track(training.LOSS_SCALE, (65536, 64)),
+        Track(training.LOSS_SCALE_CALIBRATED, (*flat(None, 9), 64)),
+        Track(training.LOSS_SCALE_DECREASES, (0, 10)),
+        Track(training.SKIPPED_STEPS, (0, 10)),
+        Track(run.STEP, ramp(90_000, 60, 41)),
+        Track(run.STEPS, ramp(1, 60, 41)),
     ),
     also=_STAYS_LOW,
 )
@@ -143,10 +143,10 @@ _LOSS_SCALE_LOW_AND_FALLING_SLOW_CALIBRATION_AGAIN = Example(
     title="calibration of the next attempt, which counts its steps from 1 and makes few of them",
     minutes=50,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(65536, 42), *halving(1024, 5))),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale")),
-        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 42), *ramp(6, 1, 5))),
-        Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(1, 10, 41))),
+        Track(training.LOSS_SCALE, (*flat(65536, 42), *halving(1024, 5))),
+        Track(training.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale")),
+        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 42), *ramp(6, 1, 5))),
+        Track(run.STEP, (*ramp(5000, 60, 10), *ramp(1, 10, 41))),
     ),
 )
 
@@ -154,10 +154,10 @@ _LOSS_SCALE_LOW_AND_FALLING_CALIBRATION_AGAIN = Example(
     title="calibration after a resume at an earlier step under the same node agent",
     minutes=25,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(65536, 10), 64)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale", *flat(None, 8), 64)),
-        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 10), 10)),
-        Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(3000, 60, 16))),
+        Track(training.LOSS_SCALE, (*flat(65536, 10), 64)),
+        Track(training.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale", *flat(None, 8), 64)),
+        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 10), 10)),
+        Track(run.STEP, (*ramp(5000, 60, 10), *ramp(3000, 60, 16))),
     ),
 )
 
@@ -165,12 +165,12 @@ _LOSS_SCALE_LOW_AND_FALLING_HUNG = Example(
     title="a run that hung while the scale was falling",
     minutes=9,
     tracks=(
-        Track(metrics.LOSS_SCALE, (256, 256, 256, 16)),
-        Track(metrics.LOSS_SCALE_INITIAL, (512,)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (512,)),
-        Track(metrics.LOSS_SCALE_DECREASES, (1, 1, 1, 5)),
-        Track(metrics.STEP, ramp(5000, 60, 4)),
-        Track(metrics.STEPS, ramp(5000, 60, 4)),
+        Track(training.LOSS_SCALE, (256, 256, 256, 16)),
+        Track(training.LOSS_SCALE_INITIAL, (512,)),
+        Track(training.LOSS_SCALE_CALIBRATED, (512,)),
+        Track(training.LOSS_SCALE_DECREASES, (1, 1, 1, 5)),
+        Track(run.STEP, ramp(5000, 60, 4)),
+        Track(run.STEPS, ramp(5000, 60, 4)),
     ),
 )
 
@@ -178,9 +178,9 @@ _LOW_ON_PURPOSE = Example(
     title="a run that starts below the limit on purpose",
     minutes=30,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(64, 20), *halving(32, 4))),
-        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 20), *ramp(1, 1, 4))),
-        Track(metrics.LOSS_SCALE_INITIAL, (64,)),
+        Track(training.LOSS_SCALE, (*flat(64, 20), *halving(32, 4))),
+        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 20), *ramp(1, 1, 4))),
+        Track(training.LOSS_SCALE_INITIAL, (64,)),
     ),
 )
 
@@ -189,9 +189,9 @@ _STUCK = Example(
     title="steps overflow at a scale that stays at 1; the alert lasts longer",
     minutes=20,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(4, 10), *flat(1, 6), 2)),
-        Track(metrics.LOSS_SCALE_INITIAL, (16,)),
-        Track(metrics.LOSS_SCALE_FLOOR_STALLS, (*flat(0, 11), *ramp(30, 60, 10))),
+        Track(training.LOSS_SCALE, (*flat(4, 10), *flat(1, 6), 2)),
+        Track(training.LOSS_SCALE_INITIAL, (16,)),
+        Track(training.LOSS_SCALE_FLOOR_STALLS, (*flat(0, 11), *ramp(30, 60, 10))),
     ),
     fires={
         Severity.CRITICAL: "The loss scale of run demo is down to 1 and gradients still overflow: "
@@ -205,11 +205,11 @@ _STORM = Example(
     title="overflow from the first step on, first scraped when the scale is below 1",
     minutes=6,
     tracks=(
-        Track(metrics.LOSS_SCALE, (None, None, 0.25)),
-        Track(metrics.LOSS_SCALE_DECREASES, (None, None, 18)),
-        Track(metrics.SKIPPED_STEPS, (None, None, 18)),
-        Track(metrics.STEP, (None, None, 18)),
-        Track(metrics.STEPS, (None, None, 18)),
+        Track(training.LOSS_SCALE, (None, None, 0.25)),
+        Track(training.LOSS_SCALE_DECREASES, (None, None, 18)),
+        Track(training.SKIPPED_STEPS, (None, None, 18)),
+        Track(run.STEP, (None, None, 18)),
+        Track(run.STEPS, (None, None, 18)),
     ),
     fires={
         Severity.CRITICAL: "The loss scale of run demo is down to 0.25 and gradients still "
@@ -223,10 +223,10 @@ _ONE_DIP = Example(
     title="one dip to 1, where the scale stays for 2000 steps without overflow",
     minutes=40,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(2, 5), *flat(1, 33), 2)),
-        Track(metrics.LOSS_SCALE_INITIAL, (16,)),
-        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 5), 1)),
-        Track(metrics.SKIPPED_STEPS, (*flat(0, 5), 1)),
+        Track(training.LOSS_SCALE, (*flat(2, 5), *flat(1, 33), 2)),
+        Track(training.LOSS_SCALE_INITIAL, (16,)),
+        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 5), 1)),
+        Track(training.SKIPPED_STEPS, (*flat(0, 5), 1)),
     ),
 )
 
@@ -234,16 +234,16 @@ _ENDED_AT_FLOOR = Example(
     title="a burst of overflows that has ended, with the scale recovering",
     minutes=20,
     tracks=(
-        Track(metrics.LOSS_SCALE, (4,)),
-        Track(metrics.LOSS_SCALE_INITIAL, (16,)),
-        Track(metrics.LOSS_SCALE_FLOOR_STALLS, (*flat(0, 10), 1, 2, 3, 4)),
+        Track(training.LOSS_SCALE, (4,)),
+        Track(training.LOSS_SCALE_INITIAL, (16,)),
+        Track(training.LOSS_SCALE_FLOOR_STALLS, (*flat(0, 10), 1, 2, 3, 4)),
     ),
 )
 
 _NO_SCALER = Example(
     title="a run without a scaler",
     minutes=10,
-    without=(metrics.LOSS_SCALE, metrics.LOSS_SCALE_INITIAL),
+    without=(training.LOSS_SCALE, training.LOSS_SCALE_INITIAL),
 )
 
 
@@ -257,10 +257,10 @@ def _falls(
     risen = tuple(float(grows and m >= end) for m in range(until + 1))
     scale = (65536 * 0.5 ** (c - r) for c, r in zip(count, risen, strict=True))
     return (
-        Track(metrics.LOSS_SCALE, tuple(scale)),
-        Track(metrics.LOSS_SCALE_DECREASES, count),
-        Track(metrics.LOSS_SCALE_INCREASES, risen),
-        Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, in_row),
+        Track(training.LOSS_SCALE, tuple(scale)),
+        Track(training.LOSS_SCALE_DECREASES, count),
+        Track(training.LOSS_SCALE_INCREASES, risen),
+        Track(training.LOSS_SCALE_CONSECUTIVE_DECREASES, in_row),
     )
 
 
@@ -295,13 +295,13 @@ _LOSS_SCALE_CONSECUTIVE_DECREASES_CALIBRATION = Example(
     title="calibration from 65536 to 1024",
     minutes=25,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*halving(65536, 7), 16384)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 8), 16384)),
-        Track(metrics.LOSS_SCALE_DECREASES, (*ramp(0, 1, 7), 6)),
-        Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (*ramp(0, 1, 7), 0)),
-        Track(metrics.LOSS_SCALE_INCREASES, (*flat(0, 7), 4)),
-        Track(metrics.STEP, ramp(1, 60, 26)),
-        Track(metrics.STEPS, ramp(1, 60, 26)),
+        Track(training.LOSS_SCALE, (*halving(65536, 7), 16384)),
+        Track(training.LOSS_SCALE_CALIBRATED, (*flat(None, 8), 16384)),
+        Track(training.LOSS_SCALE_DECREASES, (*ramp(0, 1, 7), 6)),
+        Track(training.LOSS_SCALE_CONSECUTIVE_DECREASES, (*ramp(0, 1, 7), 0)),
+        Track(training.LOSS_SCALE_INCREASES, (*flat(0, 7), 4)),
+        Track(run.STEP, ramp(1, 60, 26)),
+        Track(run.STEPS, ramp(1, 60, 26)),
     ),
 )
 
@@ -309,17 +309,17 @@ _UP_AND_DOWN = Example(
     title="a scale of short growth intervals that goes up and down every minute",
     minutes=30,
     tracks=(
-        Track(metrics.LOSS_SCALE, (65536, 32768) * 15),
-        Track(metrics.LOSS_SCALE_DECREASES, tuple((minute + 1) // 2 for minute in range(31))),
-        Track(metrics.LOSS_SCALE_INCREASES, tuple(minute // 2 for minute in range(31))),
-        Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (0, 1) * 15),
+        Track(training.LOSS_SCALE, (65536, 32768) * 15),
+        Track(training.LOSS_SCALE_DECREASES, tuple((minute + 1) // 2 for minute in range(31))),
+        Track(training.LOSS_SCALE_INCREASES, tuple(minute // 2 for minute in range(31))),
+        Track(training.LOSS_SCALE_CONSECUTIVE_DECREASES, (0, 1) * 15),
     ),
 )
 
 _FALLS_OF_NEW_SCALER = (
-    Track(metrics.LOSS_SCALE, (*flat(65536, 45), *halving(32768, 7), 16384)),
-    Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 45), *ramp(1, 1, 7))),
-    Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (*flat(0, 45), *ramp(1, 1, 7), 0)),
+    Track(training.LOSS_SCALE, (*flat(65536, 45), *halving(32768, 7), 16384)),
+    Track(training.LOSS_SCALE_DECREASES, (*flat(0, 45), *ramp(1, 1, 7))),
+    Track(training.LOSS_SCALE_CONSECUTIVE_DECREASES, (*flat(0, 45), *ramp(1, 1, 7), 0)),
 )
 
 _LOSS_SCALE_CONSECUTIVE_DECREASES_CALIBRATION_ELSEWHERE = Example(
@@ -338,10 +338,10 @@ _LOSS_SCALE_CONSECUTIVE_DECREASES_CALIBRATION_AGAIN = Example(
     title="calibration after a resume at an earlier step under the same node agent",
     minutes=45,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(65536, 30), *halving(32768, 7), 16384)),
-        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 30), *ramp(1, 1, 7))),
-        Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (*flat(0, 30), *ramp(1, 1, 7), 0)),
-        Track(metrics.STEP, (*ramp(5000, 60, 30), *ramp(4000, 60, 16))),
+        Track(training.LOSS_SCALE, (*flat(65536, 30), *halving(32768, 7), 16384)),
+        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 30), *ramp(1, 1, 7))),
+        Track(training.LOSS_SCALE_CONSECUTIVE_DECREASES, (*flat(0, 30), *ramp(1, 1, 7), 0)),
+        Track(run.STEP, (*ramp(5000, 60, 30), *ramp(4000, 60, 16))),
     ),
 )
 
@@ -349,11 +349,11 @@ _LOSS_SCALE_CONSECUTIVE_DECREASES_HUNG = Example(
     title="a run that hung while the scale was falling",
     minutes=18,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(65536, 10), 2048)),
-        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 12), 5)),
-        Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (*flat(0, 12), 5)),
-        Track(metrics.STEP, ramp(5000, 60, 10)),
-        Track(metrics.STEPS, ramp(5000, 60, 10)),
+        Track(training.LOSS_SCALE, (*flat(65536, 10), 2048)),
+        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 12), 5)),
+        Track(training.LOSS_SCALE_CONSECUTIVE_DECREASES, (*flat(0, 12), 5)),
+        Track(run.STEP, ramp(5000, 60, 10)),
+        Track(run.STEPS, ramp(5000, 60, 10)),
     ),
 )
 
@@ -363,14 +363,14 @@ _COLLAPSED = Example(
     minutes=150,
     tracks=(
         Track(
-            metrics.LOSS_SCALE,
+            training.LOSS_SCALE,
             (
                 *(65536 * 0.5 ** (minute // 18) for minute in range(132)),
                 *flat(512, 10),
                 1024,
             ),
         ),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (16384,)),
+        Track(training.LOSS_SCALE_CALIBRATED, (16384,)),
     ),
     fires={
         Severity.CRITICAL: "The loss scale of run demo has fallen to 512, less than "
@@ -385,10 +385,10 @@ _CALIBRATING = Example(
     title="calibration that overshoots to 512 and recovers",
     minutes=30,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*halving(65536, 8), *flat(512, 4), 16384)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 20), 16384)),
-        Track(metrics.STEP, ramp(1, 25, 31)),
-        Track(metrics.STEPS, ramp(1, 25, 31)),
+        Track(training.LOSS_SCALE, (*halving(65536, 8), *flat(512, 4), 16384)),
+        Track(training.LOSS_SCALE_CALIBRATED, (*flat(None, 20), 16384)),
+        Track(run.STEP, ramp(1, 25, 31)),
+        Track(run.STEPS, ramp(1, 25, 31)),
     ),
 )
 
@@ -396,10 +396,10 @@ _LOSS_SCALE_FAR_BELOW_INITIAL_CALIBRATED_LOW = Example(
     title="calibration that ends at 64: low, but no collapse",
     minutes=45,
     tracks=(
-        Track(metrics.LOSS_SCALE, (65536, 64)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 8), 64)),
-        Track(metrics.STEP, ramp(1, 60, 46)),
-        Track(metrics.STEPS, ramp(1, 60, 46)),
+        Track(training.LOSS_SCALE, (65536, 64)),
+        Track(training.LOSS_SCALE_CALIBRATED, (*flat(None, 8), 64)),
+        Track(run.STEP, ramp(1, 60, 46)),
+        Track(run.STEPS, ramp(1, 60, 46)),
     ),
     also={"MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING)},
 )
@@ -408,8 +408,8 @@ _AT_THE_BORDER = Example(
     title="one halving of a scale that was just above the limit after calibration",
     minutes=12,
     tracks=(
-        Track(metrics.LOSS_SCALE, (1024, 512)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (1024,)),
+        Track(training.LOSS_SCALE, (1024, 512)),
+        Track(training.LOSS_SCALE_CALIBRATED, (1024,)),
     ),
     also={"MpAgentLossScaleLow": (Severity.WARNING,)},
 )
@@ -418,8 +418,8 @@ _FELL_ON = Example(
     title="a scale that falls from 512, where calibration had left it, to 64 within an hour",
     minutes=80,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(512, 20), *flat(256, 20), *flat(128, 20), 64)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (512,)),
+        Track(training.LOSS_SCALE, (*flat(512, 20), *flat(256, 20), *flat(128, 20), 64)),
+        Track(training.LOSS_SCALE_CALIBRATED, (512,)),
     ),
     also={
         "MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING),
@@ -431,8 +431,8 @@ _COLLAPSED_FROM_LOW = Example(
     title="a scale that collapses from 512, where calibration had left it, to 4",
     minutes=40,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(512, 20), *halving(256, 7))),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (512,)),
+        Track(training.LOSS_SCALE, (*flat(512, 20), *halving(256, 7))),
+        Track(training.LOSS_SCALE_CALIBRATED, (512,)),
     ),
     fires={
         Severity.CRITICAL: "The loss scale of run demo has fallen to 4, less than "
@@ -450,16 +450,16 @@ _LOSS_SCALE_FAR_BELOW_INITIAL_CALIBRATION_AGAIN = Example(
     title="a resumed run that repeats its calibration",
     minutes=25,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(65536, 10), 64)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale", *flat(None, 8), 64)),
-        Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(3000, 60, 16))),
+        Track(training.LOSS_SCALE, (*flat(65536, 10), 64)),
+        Track(training.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale", *flat(None, 8), 64)),
+        Track(run.STEP, (*ramp(5000, 60, 10), *ramp(3000, 60, 16))),
     ),
 )
 
 _BRIEF = Example(
     title="a dip of a minute",
     minutes=40,
-    tracks=(Track(metrics.LOSS_SCALE, (*flat(65536, 20), 512, 1024)),),
+    tracks=(Track(training.LOSS_SCALE, (*flat(65536, 20), 512, 1024)),),
     also={"MpAgentLossScaleLow": (Severity.INFO,)},
 )
 
@@ -467,9 +467,9 @@ _LOSS_SCALE_FAR_BELOW_INITIAL_HUNG = Example(
     title="a run that hung right after its scale fell",
     minutes=18,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(65536, 10), 512)),
-        Track(metrics.STEP, ramp(5000, 60, 11)),
-        Track(metrics.STEPS, ramp(5000, 60, 11)),
+        Track(training.LOSS_SCALE, (*flat(65536, 10), 512)),
+        Track(run.STEP, ramp(5000, 60, 11)),
+        Track(run.STEPS, ramp(5000, 60, 11)),
     ),
 )
 
@@ -482,7 +482,7 @@ def _loss_scale_low_fires(bound: Limit, hold: Duration, scale: str) -> str:
 _BOTH = Example(
     title="a scale that settles at 512; the alert lasts beyond the next increase",
     minutes=55,
-    tracks=(Track(metrics.LOSS_SCALE, (*flat(8192, 20), *flat(512, 30), 65536)),),
+    tracks=(Track(training.LOSS_SCALE, (*flat(8192, 20), *flat(512, 30), 65536)),),
     fires={
         Severity.WARNING: _loss_scale_low_fires(_VERY_LOW, _VERY_LOW_HOLD, "512"),
         Severity.INFO: _loss_scale_low_fires(_REDUCED, _REDUCED_HOLD, "512"),
@@ -495,7 +495,7 @@ _BOTH = Example(
 _REDUCED_ONLY = Example(
     title="a scale of 8192 for a long time",
     minutes=35,
-    tracks=(Track(metrics.LOSS_SCALE, (*flat(65536, 10), 8192)),),
+    tracks=(Track(training.LOSS_SCALE, (*flat(65536, 10), 8192)),),
     fires={Severity.INFO: _loss_scale_low_fires(_REDUCED, _REDUCED_HOLD, "8192")},
     at=30,
     not_yet=(24,),
@@ -504,7 +504,7 @@ _REDUCED_ONLY = Example(
 _PASSING = Example(
     title="dips below both limits for a few minutes",
     minutes=50,
-    tracks=(Track(metrics.LOSS_SCALE, (*flat(65536, 10), *flat(8192, 13), *flat(65536, 12),
+    tracks=(Track(training.LOSS_SCALE, (*flat(65536, 10), *flat(8192, 13), *flat(65536, 12),
                                        *flat(1000, 8), 65536)),),
 )  # fmt: skip
 
@@ -512,9 +512,9 @@ _ON_PURPOSE = Example(
     title="an initial scale of 4096 that stays",
     minutes=25,
     tracks=(
-        Track(metrics.LOSS_SCALE, (4096,)),
-        Track(metrics.LOSS_SCALE_INITIAL, (4096,)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (4096,)),
+        Track(training.LOSS_SCALE, (4096,)),
+        Track(training.LOSS_SCALE_INITIAL, (4096,)),
+        Track(training.LOSS_SCALE_CALIBRATED, (4096,)),
     ),
 )
 
@@ -522,9 +522,9 @@ _LOWER_ON_PURPOSE = Example(
     title="an initial scale of 512 that stays",
     minutes=25,
     tracks=(
-        Track(metrics.LOSS_SCALE, (512,)),
-        Track(metrics.LOSS_SCALE_INITIAL, (512,)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (512,)),
+        Track(training.LOSS_SCALE, (512,)),
+        Track(training.LOSS_SCALE_INITIAL, (512,)),
+        Track(training.LOSS_SCALE_CALIBRATED, (512,)),
     ),
 )
 
@@ -532,10 +532,10 @@ _LOSS_SCALE_LOW_CALIBRATION = Example(
     title="a long calibration of slow steps that ends high",
     minutes=60,
     tracks=(
-        Track(metrics.LOSS_SCALE, (65536, *flat(512, 45), 32768)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 50), 32768)),
-        Track(metrics.STEP, ramp(1, 6, 61)),
-        Track(metrics.STEPS, ramp(1, 6, 61)),
+        Track(training.LOSS_SCALE, (65536, *flat(512, 45), 32768)),
+        Track(training.LOSS_SCALE_CALIBRATED, (*flat(None, 50), 32768)),
+        Track(run.STEP, ramp(1, 6, 61)),
+        Track(run.STEPS, ramp(1, 6, 61)),
     ),
 )
 
@@ -543,9 +543,9 @@ _LOSS_SCALE_LOW_CALIBRATION_AGAIN = Example(
     title="calibration after a resume at an earlier step under the same node agent",
     minutes=48,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(65536, 20), *flat(512, 25), 32768)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(65536, 20), "stale", *flat(None, 25), 32768)),
-        Track(metrics.STEP, (*ramp(5000, 60, 20), *ramp(4000, 60, 29))),
+        Track(training.LOSS_SCALE, (*flat(65536, 20), *flat(512, 25), 32768)),
+        Track(training.LOSS_SCALE_CALIBRATED, (*flat(65536, 20), "stale", *flat(None, 25), 32768)),
+        Track(run.STEP, (*ramp(5000, 60, 20), *ramp(4000, 60, 29))),
     ),
 )
 
@@ -553,8 +553,8 @@ _LOSS_SCALE_LOW_CALIBRATION_ELSEWHERE = Example(
     title="calibration after a resume at step 90 000 under a new node agent",
     minutes=35,
     tracks=(
-        Track(metrics.LOSS_SCALE, (65536, 512)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (None,)),
+        Track(training.LOSS_SCALE, (65536, 512)),
+        Track(training.LOSS_SCALE_CALIBRATED, (None,)),
         *resumed_elsewhere(6, 36),
     ),
 )
@@ -563,8 +563,8 @@ _LOSS_SCALE_LOW_SLOW_CALIBRATION_AGAIN = Example(
     title="calibration of the next attempt, which counts its steps from 1 and makes few of them",
     minutes=65,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(65536, 42), 512)),
-        Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale")),
+        Track(training.LOSS_SCALE, (*flat(65536, 42), 512)),
+        Track(training.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale")),
         *counted_anew(6, 66),
     ),
 )
@@ -573,9 +573,9 @@ _LOSS_SCALE_LOW_HUNG = Example(
     title="a run that hung with a low scale",
     minutes=29,
     tracks=(
-        Track(metrics.LOSS_SCALE, (*flat(65536, 8), 1000)),
-        Track(metrics.STEP, ramp(5000, 60, 10)),
-        Track(metrics.STEPS, ramp(5000, 60, 10)),
+        Track(training.LOSS_SCALE, (*flat(65536, 8), 1000)),
+        Track(run.STEP, ramp(5000, 60, 10)),
+        Track(run.STEPS, ramp(5000, 60, 10)),
     ),
     also={"MpAgentRunStalled": (Severity.WARNING,)},
 )

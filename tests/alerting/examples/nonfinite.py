@@ -1,7 +1,7 @@
 """Examples of alerts on NaN and Inf."""
 
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import activations, gradient_layers, gradients, run, training
 from tests.alerting.examples.example import Example, Examples, Track, Value, flat, ramp
 
 
@@ -16,17 +16,17 @@ _WITHOUT_SCALER = Example(
     title="a NaN reaches the weights, and each step after it is non-finite too",
     minutes=26,
     tracks=(
-        Track(metrics.NONFINITE_UPDATES, (*flat(0, 10), *ramp(1, 1, 3))),
-        Track(metrics.LOSS_NONFINITE_STEPS, (*flat(0, 10), *ramp(1, 1, 3))),
-        Track(metrics.LOSS_NONFINITE_UNSKIPPED, (*flat(0, 10), *ramp(1, 1, 3))),
-        Track(metrics.GRAD_FINITE, (*flat(1, 10), 0)),
+        Track(gradients.NONFINITE_UPDATES, (*flat(0, 10), *ramp(1, 1, 3))),
+        Track(run.LOSS_NONFINITE_STEPS, (*flat(0, 10), *ramp(1, 1, 3))),
+        Track(training.LOSS_NONFINITE_UNSKIPPED, (*flat(0, 10), *ramp(1, 1, 3))),
+        Track(gradients.GRAD_FINITE, (*flat(1, 10), 0)),
         Track(
-            metrics.FIRST_NONFINITE,
+            run.FIRST_NONFINITE,
             (*(None,) * 10, 1),
             {"step": "5612", "rank": "3", "layer": "blocks.4.mlp.up.weight", "phase": "forward"},
         ),
     ),
-    without=(metrics.LOSS_SCALE, metrics.LOSS_SCALE_INITIAL),
+    without=(training.LOSS_SCALE, training.LOSS_SCALE_INITIAL),
     fires={
         Severity.CRITICAL: _nonfinite_update_fires(
             3,
@@ -46,9 +46,9 @@ _BORN_IN_BACKWARD = Example(
     age_minutes=0,
     minutes=15,
     tracks=(
-        Track(metrics.NONFINITE_UPDATES, (None, None, 1)),
+        Track(gradients.NONFINITE_UPDATES, (None, None, 1)),
         Track(
-            metrics.FIRST_NONFINITE,
+            run.FIRST_NONFINITE,
             (None, None, 1),
             {"step": "4", "rank": "", "layer": "", "phase": "backward"},
         ),
@@ -62,10 +62,10 @@ _SKIPPED = Example(
     title="an overflow that GradScaler skipped",
     minutes=20,
     tracks=(
-        Track(metrics.GRAD_FINITE, (*flat(1, 10), 0, 1)),
-        Track(metrics.SKIPPED_STEPS, (*flat(0, 10), 1)),
-        Track(metrics.LOSS_SCALE, (*flat(65536, 10), 32768)),
-        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 10), 1)),
+        Track(gradients.GRAD_FINITE, (*flat(1, 10), 0, 1)),
+        Track(training.SKIPPED_STEPS, (*flat(0, 10), 1)),
+        Track(training.LOSS_SCALE, (*flat(65536, 10), 32768)),
+        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 10), 1)),
     ),
 )
 
@@ -74,7 +74,7 @@ _BEFORE_FAILED_SCRAPE = Example(
     age_minutes=0,
     minutes=52,
     tracks=(
-        Track(metrics.NONFINITE_UPDATES, (*flat(1, 40), "stale", *flat(1, 12))),
+        Track(gradients.NONFINITE_UPDATES, (*flat(1, 40), "stale", *flat(1, 12))),
         Track("up", (*flat(1, 40), 0, 1)),
     ),
     fires={Severity.CRITICAL: _nonfinite_update_fires(1)},
@@ -94,10 +94,10 @@ _SKIPPED_BY_HAND = Example(
     title="a run without a scaler that skips each such step itself",
     minutes=26,
     tracks=(
-        Track(metrics.GRAD_NONFINITE_REPEATED, (*flat(0, 10), *ramp(1, 1, 4))),
-        Track(metrics.SKIPPED_STEPS, (*flat(0, 10), *ramp(3, 1, 4))),
+        Track(training.GRAD_NONFINITE_REPEATED, (*flat(0, 10), *ramp(1, 1, 4))),
+        Track(training.SKIPPED_STEPS, (*flat(0, 10), *ramp(3, 1, 4))),
     ),
-    without=(metrics.LOSS_SCALE, metrics.LOSS_SCALE_INITIAL),
+    without=(training.LOSS_SCALE, training.LOSS_SCALE_INITIAL),
     fires={Severity.CRITICAL: _nonfinite_gradients_fires(4)},
     at=14,
     not_yet=(9, 25),
@@ -107,15 +107,15 @@ _ISOLATED = Example(
     title="isolated non-finite gradients, as in many healthy runs",
     minutes=20,
     tracks=(
-        Track(metrics.SKIPPED_STEPS, (*flat(0, 5), *flat(1, 5), 2)),
-        Track(metrics.GRAD_FINITE, (*flat(1, 5), 0, *flat(1, 4), 0, 1)),
+        Track(training.SKIPPED_STEPS, (*flat(0, 5), *flat(1, 5), 2)),
+        Track(gradients.GRAD_FINITE, (*flat(1, 5), 0, *flat(1, 4), 0, 1)),
     ),
 )
 
 _NAN_TO_NUM = Example(
     title="a script that replaces NaN by 0 in the gradients before each update",
     minutes=26,
-    tracks=(Track(metrics.GRAD_NONFINITE_REPLACED, (*flat(0, 10), *ramp(1, 1, 4))),),
+    tracks=(Track(training.GRAD_NONFINITE_REPLACED, (*flat(0, 10), *ramp(1, 1, 4))),),
     fires={
         Severity.WARNING: "4 update(s) of run demo within the last <incident_window> used finite "
         "gradients in place of NaN or Inf that backward had made."
@@ -127,14 +127,14 @@ _NAN_TO_NUM = Example(
 _REPLACED_ONCE = Example(
     title="a single update with replaced gradients",
     minutes=20,
-    tracks=(Track(metrics.GRAD_NONFINITE_REPLACED, (*flat(0, 5), 1)),),
+    tracks=(Track(training.GRAD_NONFINITE_REPLACED, (*flat(0, 5), 1)),),
 )
 
 
 _EVERY_STEP = Example(
     title="clipping that comes before unscale_ at every step",
     minutes=20,
-    tracks=(Track(metrics.CLIP_SCALED_STEPS, (*flat(0, 5), *ramp(60, 60, 8), 0)),),
+    tracks=(Track(gradient_layers.CLIP_SCALED_STEPS, (*flat(0, 5), *ramp(60, 60, 8), 0)),),
     fires={
         Severity.WARNING: "Run demo clips gradients that are still multiplied by the loss "
         "scale, on 360 consecutive steps."
@@ -146,7 +146,7 @@ _EVERY_STEP = Example(
 _FEW = Example(
     title="a few steps whose norm has that value by chance",
     minutes=12,
-    tracks=(Track(metrics.CLIP_SCALED_STEPS, (0, 3, 0, 2, 0)),),
+    tracks=(Track(gradient_layers.CLIP_SCALED_STEPS, (0, 3, 0, 2, 0)),),
 )
 
 
@@ -158,8 +158,8 @@ _ONE_UNSKIPPED = Example(
     title="one NaN loss on a step that was not skipped",
     minutes=26,
     tracks=(
-        Track(metrics.LOSS_NONFINITE_STEPS, (*flat(0, 10), 1)),
-        Track(metrics.LOSS_NONFINITE_UNSKIPPED, (*flat(0, 10), 1)),
+        Track(run.LOSS_NONFINITE_STEPS, (*flat(0, 10), 1)),
+        Track(training.LOSS_NONFINITE_UNSKIPPED, (*flat(0, 10), 1)),
     ),
     fires={Severity.CRITICAL: _loss_nonfinite_fires(1)},
     at=12,
@@ -171,8 +171,8 @@ _BORN = Example(
     age_minutes=0,
     minutes=16,
     tracks=(
-        Track(metrics.LOSS_NONFINITE_STEPS, (None, None, 5)),
-        Track(metrics.LOSS_NONFINITE_UNSKIPPED, (None, None, 5)),
+        Track(run.LOSS_NONFINITE_STEPS, (None, None, 5)),
+        Track(training.LOSS_NONFINITE_UNSKIPPED, (None, None, 5)),
     ),
     fires={Severity.CRITICAL: _loss_nonfinite_fires(5)},
     at=2,
@@ -183,11 +183,11 @@ _THREE_SKIPPED = Example(
     title="the third consecutive skipped step with an Inf loss",
     minutes=26,
     tracks=(
-        Track(metrics.LOSS_NONFINITE_STEPS, (*flat(0, 10), *ramp(1, 1, 3))),
-        Track(metrics.LOSS_NONFINITE_REPEATED, (*flat(0, 12), 1)),
-        Track(metrics.SKIPPED_STEPS, (*flat(0, 10), *ramp(1, 1, 3))),
-        Track(metrics.LOSS_SCALE, (*flat(65536, 10), 32768, 16384, 8192, 16384)),
-        Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 10), *ramp(1, 1, 3))),
+        Track(run.LOSS_NONFINITE_STEPS, (*flat(0, 10), *ramp(1, 1, 3))),
+        Track(training.LOSS_NONFINITE_REPEATED, (*flat(0, 12), 1)),
+        Track(training.SKIPPED_STEPS, (*flat(0, 10), *ramp(1, 1, 3))),
+        Track(training.LOSS_SCALE, (*flat(65536, 10), 32768, 16384, 8192, 16384)),
+        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 10), *ramp(1, 1, 3))),
     ),
     fires={Severity.CRITICAL: _loss_nonfinite_fires(1)},
     at=13,
@@ -198,29 +198,29 @@ _ONE_IN_CALIBRATION = Example(
     title="one overflowed forward pass during calibration",
     minutes=20,
     tracks=(
-        Track(metrics.LOSS_NONFINITE_STEPS, (0, 0, 1)),
-        Track(metrics.SKIPPED_STEPS, (0, 1, 2)),
-        Track(metrics.LOSS_SCALE, (65536, 32768, 16384)),
-        Track(metrics.LOSS_SCALE_DECREASES, (0, 1, 2)),
-        Track(metrics.STEP, ramp(0, 20, 21)),
-        Track(metrics.STEPS, ramp(0, 20, 21)),
+        Track(run.LOSS_NONFINITE_STEPS, (0, 0, 1)),
+        Track(training.SKIPPED_STEPS, (0, 1, 2)),
+        Track(training.LOSS_SCALE, (65536, 32768, 16384)),
+        Track(training.LOSS_SCALE_DECREASES, (0, 1, 2)),
+        Track(run.STEP, ramp(0, 20, 21)),
+        Track(run.STEPS, ramp(0, 20, 21)),
     ),
 )
 
 _HEALTHY_SKIPS = Example(
     title="overflows whose loss was finite",
     minutes=20,
-    tracks=(Track(metrics.SKIPPED_STEPS, (*flat(0, 10), 1, 2)),),
+    tracks=(Track(training.SKIPPED_STEPS, (*flat(0, 10), 1, 2)),),
 )
 
 
 def _first(rank: str, values: tuple[Value, ...], phase: str = "forward") -> Track:
     labels = {"step": "5612", "rank": rank, "layer": "", "phase": phase}
-    return Track(metrics.FIRST_NONFINITE, values, labels)
+    return Track(run.FIRST_NONFINITE, values, labels)
 
 
 def _losses(*values: Value) -> Track:
-    return Track(metrics.LOSS_NONFINITE_STEPS, values)
+    return Track(run.LOSS_NONFINITE_STEPS, values)
 
 
 _FROM_TEN: tuple[Value, ...] = (*flat(None, 10), 1)
@@ -291,9 +291,9 @@ _WORLD_OF_ONE = Example(
     tracks=(
         _first("0", _FROM_TEN),
         _losses(*flat(0, 10), 1),
-        Track(metrics.RUN_INFO, (1,), {"world_size": "1"}),
+        Track(run.RUN_INFO, (1,), {"world_size": "1"}),
     ),
-    without=(metrics.RUN_INFO,),
+    without=(run.RUN_INFO,),
 )
 
 
@@ -301,9 +301,9 @@ _ONE_MODULE = Example(
     title="a module returns Inf on one sampled step",
     minutes=26,
     tracks=(
-        Track(metrics.ACTIVATION_NONFINITE, (*flat(0, 10), 12)),
+        Track(activations.ACTIVATION_NONFINITE, (*flat(0, 10), 12)),
         Track(
-            metrics.FIRST_NONFINITE_OUTPUT,
+            activations.FIRST_NONFINITE_OUTPUT,
             (*flat(None, 10), 1),
             {"step": "5600", "layer": "blocks.4.mlp.up"},
         ),
@@ -320,13 +320,13 @@ _ONE_MODULE = Example(
 _NEAR = Example(
     title="outputs close to the largest number of FP16",
     minutes=15,
-    tracks=(Track(metrics.ACTIVATION_NONFINITE, (0,)),),
+    tracks=(Track(activations.ACTIVATION_NONFINITE, (0,)),),
 )
 
 _OFF = Example(
     title="a run that does not measure outputs",
     minutes=15,
-    without=(metrics.ACTIVATION_NONFINITE,),
+    without=(activations.ACTIVATION_NONFINITE,),
 )
 
 

@@ -1,7 +1,7 @@
 """Examples of alerts on what the optimizer makes of gradients."""
 
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import optimizer
 from tests.alerting.examples.example import Example, Examples, Track, flat
 
 _NAMED = (
@@ -13,9 +13,9 @@ _SHIFT = Example(
     title="gradients that grow faster than the second moment follows",
     minutes=46,
     tracks=(
-        Track(metrics.LAYERS_MOMENT_STALE, (*flat(0, 10), *flat(2, 20), 0)),
+        Track(optimizer.LAYERS_MOMENT_STALE, (*flat(0, 10), *flat(2, 20), 0)),
         Track(
-            metrics.MOMENT_STALE_LAYER,
+            optimizer.MOMENT_STALE_LAYER,
             (*flat(None, 10), *flat(1, 20), "stale"),
             {"layer": "embed.weight"},
         ),
@@ -28,7 +28,7 @@ _SHIFT = Example(
 _OUTLASTED = Example(
     title="stale second moments for some minutes, directly afterwards",
     minutes=36,
-    tracks=(Track(metrics.LAYERS_MOMENT_STALE, (*flat(0, 10), *flat(2, 20), 0)),),
+    tracks=(Track(optimizer.LAYERS_MOMENT_STALE, (*flat(0, 10), *flat(2, 20), 0)),),
     fires={Severity.WARNING: _NAMED},
     at=35,
 )
@@ -36,14 +36,14 @@ _OUTLASTED = Example(
 _NONE = Example(
     title="second moments that follow the gradients",
     minutes=15,
-    tracks=(Track(metrics.LAYERS_MOMENT_STALE, (0,)),),
+    tracks=(Track(optimizer.LAYERS_MOMENT_STALE, (0,)),),
 )
 
 
 _MOST = Example(
     title="most updates of BF16 weights are rounded away",
     minutes=20,
-    tracks=(Track(metrics.UPDATES_LOST, (*flat(0.2, 5), 0.8)),),
+    tracks=(Track(optimizer.UPDATES_LOST, (*flat(0.2, 5), 0.8)),),
     fires={
         Severity.WARNING: "80% of the updates of 16-bit weights in run demo do not change the "
         "weight: they are smaller than half the spacing of its format."
@@ -55,13 +55,13 @@ _MOST = Example(
 _UPDATES_LOST_SOME = Example(
     title="BF16 weights with stochastic data: half of the updates arrive",
     minutes=20,
-    tracks=(Track(metrics.UPDATES_LOST, (0.45,)),),
+    tracks=(Track(optimizer.UPDATES_LOST, (0.45,)),),
 )
 
 _SHORT = Example(
     title="a warm-up that begins with tiny learning rates",
     minutes=20,
-    tracks=(Track(metrics.UPDATES_LOST, (*flat(0.9, 4), 0.3)),),
+    tracks=(Track(optimizer.UPDATES_LOST, (*flat(0.9, 4), 0.3)),),
 )
 
 
@@ -73,7 +73,7 @@ _TEXT = (
 _SMALL_MOMENTS = Example(
     title="second moments whose root is below epsilon in most elements",
     minutes=20,
-    tracks=(Track(metrics.ADAM_BELOW_EPSILON, (*flat(0.1, 5), 0.7)),),
+    tracks=(Track(optimizer.ADAM_BELOW_EPSILON, (*flat(0.1, 5), 0.7)),),
     fires={Severity.WARNING: _TEXT},
     at=15,
     not_yet=(6,),
@@ -82,7 +82,7 @@ _SMALL_MOMENTS = Example(
 _FP16_STATE = Example(
     title="state in FP16 with an epsilon of 1e-8",
     minutes=20,
-    tracks=(Track(metrics.ADAM_EPSILON_LOST, (1,)),),
+    tracks=(Track(optimizer.ADAM_EPSILON_LOST, (1,)),),
     fires={Severity.WARNING: _TEXT},
     at=10,
     not_yet=(3,),
@@ -91,13 +91,13 @@ _FP16_STATE = Example(
 _ADAM_EPSILON_UNSAFE_SOME = Example(
     title="a minority of elements with tiny second moments, such as of rare tokens",
     minutes=20,
-    tracks=(Track(metrics.ADAM_BELOW_EPSILON, (0.4,)),),
+    tracks=(Track(optimizer.ADAM_BELOW_EPSILON, (0.4,)),),
 )
 
 _ONE_LOOK = Example(
     title="tiny gradients in the first samples",
     minutes=20,
-    tracks=(Track(metrics.ADAM_BELOW_EPSILON, (*flat(0.9, 4), 0.02)),),
+    tracks=(Track(optimizer.ADAM_BELOW_EPSILON, (*flat(0.9, 4), 0.02)),),
 )
 
 

@@ -1,8 +1,8 @@
 """Examples of alerts on steps that a loss scaler skips."""
 
 from mp_agent.alerting.conditions.overflows import _DESCRIPTION
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import ranks, run, training
 from tests.alerting.examples.example import Example, Examples, Track, flat, ramp
 
 
@@ -13,7 +13,7 @@ def _fires(percent: str) -> str:
 _TWO_IN_A_HUNDRED = Example(
     title="2 % of the steps overflow",
     minutes=32,
-    tracks=(Track(metrics.SKIPPED_STEPS, ramp(0, 1.2, 33)),),
+    tracks=(Track(training.SKIPPED_STEPS, ramp(0, 1.2, 33)),),
     fires={Severity.WARNING: _fires("2%")},
     at=30,
 )
@@ -21,7 +21,7 @@ _TWO_IN_A_HUNDRED = Example(
 _FIFTH = Example(
     title="every fifth step overflows",
     minutes=32,
-    tracks=(Track(metrics.SKIPPED_STEPS, (*flat(0, 10), *ramp(12, 12, 23))),),
+    tracks=(Track(training.SKIPPED_STEPS, (*flat(0, 10), *ramp(12, 12, 23))),),
     fires={Severity.WARNING: _fires("20%"), Severity.CRITICAL: _fires("20%")},
     at=30,
 )
@@ -30,10 +30,10 @@ _FIFTH_OF_SLOW_STEPS = Example(
     title="every fifth step of two minutes overflows",
     minutes=50,
     tracks=(
-        Track(metrics.STEP, tuple(float(5000 + minute // 2) for minute in range(51))),
-        Track(metrics.STEPS, tuple(float(5000 + minute // 2) for minute in range(51))),
-        Track(metrics.SKIPPED_STEPS, tuple(100.0 + minute // 10 for minute in range(51))),
-        Track(metrics.STEP_USUAL, (120,)),
+        Track(run.STEP, tuple(float(5000 + minute // 2) for minute in range(51))),
+        Track(run.STEPS, tuple(float(5000 + minute // 2) for minute in range(51))),
+        Track(training.SKIPPED_STEPS, tuple(100.0 + minute // 10 for minute in range(51))),
+        Track(ranks.STEP_USUAL, (120,)),
     ),
     fires={Severity.WARNING: _fires("20%"), Severity.CRITICAL: _fires("20%")},
     at=50,
@@ -43,7 +43,7 @@ _FIFTH_OF_SLOW_STEPS = Example(
 _STORM = Example(
     title="a burst of overflows among fast steps, until its 15 minutes have passed",
     minutes=24,
-    tracks=(Track(metrics.SKIPPED_STEPS, (*ramp(100, 12, 6), 160)),),
+    tracks=(Track(training.SKIPPED_STEPS, (*ramp(100, 12, 6), 160)),),
     fires={Severity.WARNING: _fires("20%"), Severity.CRITICAL: _fires("20%")},
     at=4,
     not_yet=(24,),
@@ -54,7 +54,7 @@ _SLOWLY_RISING = Example(
     minutes=70,
     tracks=(
         Track(
-            metrics.SKIPPED_STEPS,
+            training.SKIPPED_STEPS,
             (*flat(0, 25), *ramp(0.12, 0.12, 15), *ramp(2.04, 0.24, 15), *ramp(5.76, 0.36, 16)),
         ),
     ),
@@ -67,9 +67,9 @@ _HEALTHY = Example(
     title="GradScaler's healthy 1 in 2000",
     minutes=60,
     tracks=(
-        Track(metrics.SKIPPED_STEPS, tuple(minute * 60 // 2000 for minute in range(61))),
-        Track(metrics.LOSS_SCALE_DECREASES, tuple(minute * 60 // 2000 for minute in range(61))),
-        Track(metrics.LOSS_SCALE_INCREASES, tuple(minute * 60 // 2000 for minute in range(61))),
+        Track(training.SKIPPED_STEPS, tuple(minute * 60 // 2000 for minute in range(61))),
+        Track(training.LOSS_SCALE_DECREASES, tuple(minute * 60 // 2000 for minute in range(61))),
+        Track(training.LOSS_SCALE_INCREASES, tuple(minute * 60 // 2000 for minute in range(61))),
     ),
 )
 
@@ -77,9 +77,9 @@ _SLOW_STEPS = Example(
     title="one overflow among the few steps of a slow run in the window",
     minutes=45,
     tracks=(
-        Track(metrics.STEP, tuple(float(5000 + minute // 2) for minute in range(46))),
-        Track(metrics.STEPS, tuple(float(5000 + minute // 2) for minute in range(46))),
-        Track(metrics.SKIPPED_STEPS, (*flat(0, 30), 1)),
+        Track(run.STEP, tuple(float(5000 + minute // 2) for minute in range(46))),
+        Track(run.STEPS, tuple(float(5000 + minute // 2) for minute in range(46))),
+        Track(training.SKIPPED_STEPS, (*flat(0, 30), 1)),
     ),
 )
 
@@ -89,9 +89,9 @@ _CALIBRATION = Example(
     title="calibration",
     minutes=40,
     tracks=(
-        Track(metrics.STEP, ramp(0, 30, 41)),
-        Track(metrics.STEPS, ramp(0, 30, 41)),
-        Track(metrics.SKIPPED_STEPS, _SKIPS),
+        Track(run.STEP, ramp(0, 30, 41)),
+        Track(run.STEPS, ramp(0, 30, 41)),
+        Track(training.SKIPPED_STEPS, _SKIPS),
     ),
 )
 
@@ -99,9 +99,9 @@ _CALIBRATION_ELSEWHERE = Example(
     title="calibration after a resume at step 90 000 under a new node agent",
     minutes=40,
     tracks=(
-        Track(metrics.STEP, ramp(90_000, 30, 41)),
-        Track(metrics.STEPS, ramp(0, 30, 41)),
-        Track(metrics.SKIPPED_STEPS, _SKIPS),
+        Track(run.STEP, ramp(90_000, 30, 41)),
+        Track(run.STEPS, ramp(0, 30, 41)),
+        Track(training.SKIPPED_STEPS, _SKIPS),
     ),
 )
 
@@ -109,9 +109,9 @@ _CALIBRATION_AGAIN = Example(
     title="calibration after a resume at an earlier step under the same node agent",
     minutes=45,
     tracks=(
-        Track(metrics.STEP, (*ramp(5000, 30, 20), *ramp(4000, 30, 26))),
-        Track(metrics.STEPS, ramp(5000, 30, 46)),
-        Track(metrics.SKIPPED_STEPS, (*flat(0, 20), *_SKIPS)),
+        Track(run.STEP, (*ramp(5000, 30, 20), *ramp(4000, 30, 26))),
+        Track(run.STEPS, ramp(5000, 30, 46)),
+        Track(training.SKIPPED_STEPS, (*flat(0, 20), *_SKIPS)),
     ),
 )
 
@@ -119,9 +119,9 @@ _SLOW_CALIBRATION_AGAIN = Example(
     title="calibration of the next attempt, which counts its steps from 1 and makes few of them",
     minutes=50,
     tracks=(
-        Track(metrics.STEP, (*ramp(5000, 60, 10), *ramp(1, 10, 41))),
-        Track(metrics.STEPS, (*ramp(5000, 60, 10), *ramp(5600, 10, 41))),
-        Track(metrics.SKIPPED_STEPS, (*flat(0, 41), *_SKIPS)),
+        Track(run.STEP, (*ramp(5000, 60, 10), *ramp(1, 10, 41))),
+        Track(run.STEPS, (*ramp(5000, 60, 10), *ramp(5600, 10, 41))),
+        Track(training.SKIPPED_STEPS, (*flat(0, 41), *_SKIPS)),
     ),
 )
 
@@ -131,7 +131,7 @@ def _shares(*per_quarter: float) -> Track:
     skipped = [0.0]
     for skips in per_quarter:
         skipped += [skipped[-1] + skips / 15 * minute for minute in range(1, 16)]
-    return Track(metrics.SKIPPED_STEPS, tuple(skipped))
+    return Track(training.SKIPPED_STEPS, tuple(skipped))
 
 
 _RISING_TOO_LOW = Example(
@@ -139,8 +139,8 @@ _RISING_TOO_LOW = Example(
     minutes=60,
     tracks=(
         _shares(0, 6, 9, 12),
-        Track(metrics.STEP, ramp(5000, 1200, 61)),
-        Track(metrics.STEPS, ramp(5000, 1200, 61)),
+        Track(run.STEP, ramp(5000, 1200, 61)),
+        Track(run.STEPS, ramp(5000, 1200, 61)),
     ),
 )
 

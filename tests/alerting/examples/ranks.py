@@ -1,17 +1,17 @@
 """Examples of alerts on ranks that differ: replicas that part, ranks that lag or stall."""
 
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import gradient_layers, ranks, run
 from tests.alerting.examples.example import Example, Examples, Track, Value, flat, ramp
 
 
 def _stops_at(minute: int) -> tuple[Track, ...]:
     steps = ramp(5000, 60, minute + 1)
-    return (Track(metrics.STEP, steps), Track(metrics.STEPS, steps))
+    return (Track(run.STEP, steps), Track(run.STEPS, steps))
 
 
 def _lagging(rank: str, phase: str) -> Track:
-    return Track(metrics.LAGGING_RANK, (*flat(None, 11), 1), {"rank": rank, "phase": phase})
+    return Track(ranks.LAGGING_RANK, (*flat(None, 11), 1), {"rank": rank, "phase": phase})
 
 
 _FROM_ELEVEN: tuple[Value, ...] = (*flat(0, 11), 2)
@@ -21,7 +21,7 @@ _LATE = Example(
     minutes=19,
     tracks=(
         *_stops_at(10),
-        Track(metrics.RANKS_LAGGING, _FROM_ELEVEN),
+        Track(ranks.RANKS_LAGGING, _FROM_ELEVEN),
         _lagging("3", "forward"),
         _lagging("5", "gone"),
     ),
@@ -40,7 +40,7 @@ _ALL_ALIKE = Example(
 _IN_STEP = Example(
     title="ranks in different phases while steps are made",
     minutes=20,
-    tracks=(Track(metrics.RANKS_LAGGING, (0, 1, 3, 1) * 5),),
+    tracks=(Track(ranks.RANKS_LAGGING, (0, 1, 3, 1) * 5),),
 )
 
 _SLOW_STEPS = Example(
@@ -48,8 +48,8 @@ _SLOW_STEPS = Example(
     minutes=19,
     tracks=(
         *_stops_at(10),
-        Track(metrics.STEP_USUAL, (240,)),
-        Track(metrics.RANKS_LAGGING, _FROM_ELEVEN),
+        Track(ranks.STEP_USUAL, (240,)),
+        Track(ranks.RANKS_LAGGING, _FROM_ELEVEN),
     ),
 )
 
@@ -58,9 +58,9 @@ _EVALUATION = Example(
     minutes=25,
     tracks=(
         *_stops_at(10),
-        Track(metrics.RANKS_LAGGING, _FROM_ELEVEN),
-        Track(metrics.PHASE, (*flat(1, 11), "stale"), {"phase": "backward"}),
-        Track(metrics.PHASE, (*flat(None, 11), 1), {"phase": "eval"}),
+        Track(ranks.RANKS_LAGGING, _FROM_ELEVEN),
+        Track(run.PHASE, (*flat(1, 11), "stale"), {"phase": "backward"}),
+        Track(run.PHASE, (*flat(None, 11), 1), {"phase": "eval"}),
     ),
 )
 
@@ -69,17 +69,17 @@ _ENDED = Example(
     minutes=25,
     tracks=(
         *_stops_at(10),
-        Track(metrics.RANKS_LAGGING, _FROM_ELEVEN),
-        Track(metrics.RUN_ACTIVE, (*flat(1, 12), 0)),
-        Track(metrics.RUN_END, (*flat(None, 12), 1), {"reason": "completed"}),
+        Track(ranks.RANKS_LAGGING, _FROM_ELEVEN),
+        Track(run.RUN_ACTIVE, (*flat(1, 12), 0)),
+        Track(run.RUN_END, (*flat(None, 12), 1), {"reason": "completed"}),
     ),
 )
 
 _IN_FIRST_STEP = Example(
     title="a rank that never enters the very first collective",
     minutes=9,
-    tracks=(Track(metrics.STEPS, (0,)), Track(metrics.RANKS_LAGGING, (1,))),
-    without=(metrics.STEP, metrics.STEP_USUAL),
+    tracks=(Track(run.STEPS, (0,)), Track(ranks.RANKS_LAGGING, (1,))),
+    without=(run.STEP, ranks.STEP_USUAL),
     fires={
         Severity.CRITICAL: "1 rank(s) of run demo are behind the others, and no step was made "
         "for <rank_stall_window>."
@@ -92,9 +92,9 @@ _AFTER_PAUSES = Example(
     title="a rank that recovered from pauses of 75 minutes before, and now does not",
     minutes=8,
     tracks=(
-        Track(metrics.RANKS_LAGGING, (1,)),
-        Track(metrics.STANDING, ramp(7000, 60, 9)),
-        Track(metrics.PAUSE_LONGEST, (4500,)),
+        Track(ranks.RANKS_LAGGING, (1,)),
+        Track(ranks.STANDING, ramp(7000, 60, 9)),
+        Track(ranks.PAUSE_LONGEST, (4500,)),
     ),
     fires={
         Severity.CRITICAL: "1 rank(s) of run demo are behind the others, and no step was made "
@@ -109,9 +109,9 @@ _ROLLOUTS = Example(
     title="rollouts of one rank, for which the others wait, no longer than an earlier one",
     minutes=8,
     tracks=(
-        Track(metrics.RANKS_LAGGING, (1,)),
-        Track(metrics.STANDING, ramp(100, 60, 9)),
-        Track(metrics.PAUSE_LONGEST, (400,)),
+        Track(ranks.RANKS_LAGGING, (1,)),
+        Track(ranks.STANDING, ramp(100, 60, 9)),
+        Track(ranks.PAUSE_LONGEST, (400,)),
     ),
 )
 
@@ -120,7 +120,7 @@ _YOUNG = Example(
     minutes=4,
     tracks=(
         *_stops_at(0),
-        Track(metrics.RANKS_LAGGING, (2,)),
+        Track(ranks.RANKS_LAGGING, (2,)),
     ),
 )
 
@@ -129,9 +129,9 @@ _SLOW_RANK = Example(
     title="a rank at 1.6 times the median for half an hour; the alert lasts longer",
     minutes=51,
     tracks=(
-        Track(metrics.STRAGGLER_SLOWDOWN, (*flat(1.05, 10), *flat(1.6, 31), 1.05)),
-        Track(metrics.STRAGGLER_DELAY, (*flat(0.03, 10), *flat(0.4, 31), 0.03)),
-        Track(metrics.STRAGGLER, (1,), {"rank": "5"}),
+        Track(ranks.STRAGGLER_SLOWDOWN, (*flat(1.05, 10), *flat(1.6, 31), 1.05)),
+        Track(ranks.STRAGGLER_DELAY, (*flat(0.03, 10), *flat(0.4, 31), 0.03)),
+        Track(ranks.STRAGGLER, (1,), {"rank": "5"}),
     ),
     fires={
         Severity.WARNING: "A rank of run demo takes 1.6 times as long as the median of all before "
@@ -145,8 +145,8 @@ _BRIEF = Example(
     title="an occasional slow minute",
     minutes=20,
     tracks=(
-        Track(metrics.STRAGGLER_SLOWDOWN, (1.1, 1.1, 1.8, 1.1) * 5),
-        Track(metrics.STRAGGLER_DELAY, (0.1, 0.1, 0.5, 0.1) * 5),
+        Track(ranks.STRAGGLER_SLOWDOWN, (1.1, 1.1, 1.8, 1.1) * 5),
+        Track(ranks.STRAGGLER_DELAY, (0.1, 0.1, 0.5, 0.1) * 5),
     ),
 )
 
@@ -154,8 +154,8 @@ _WITHIN = Example(
     title="ranks that differ by a quarter",
     minutes=20,
     tracks=(
-        Track(metrics.STRAGGLER_SLOWDOWN, (1.25,)),
-        Track(metrics.STRAGGLER_DELAY, (0.2,)),
+        Track(ranks.STRAGGLER_SLOWDOWN, (1.25,)),
+        Track(ranks.STRAGGLER_DELAY, (0.2,)),
     ),
 )
 
@@ -163,25 +163,25 @@ _CHEAP = Example(
     title="three milliseconds instead of two, in steps of a second",
     minutes=20,
     tracks=(
-        Track(metrics.STRAGGLER_SLOWDOWN, (1.5,)),
-        Track(metrics.STRAGGLER_DELAY, (0.001,)),
+        Track(ranks.STRAGGLER_SLOWDOWN, (1.5,)),
+        Track(ranks.STRAGGLER_DELAY, (0.001,)),
     ),
 )
 
 _UNKNOWN = Example(
     title="ranks whose first collective cannot be determined",
     minutes=15,
-    without=(metrics.STRAGGLER_SLOWDOWN, metrics.STRAGGLER_DELAY),
+    without=(ranks.STRAGGLER_SLOWDOWN, ranks.STRAGGLER_DELAY),
 )
 
 _HUNG = Example(
     title="a run that hung after a slow minute",
     minutes=18,
     tracks=(
-        Track(metrics.STRAGGLER_SLOWDOWN, (*flat(1.05, 9), 1.6)),
-        Track(metrics.STRAGGLER_DELAY, (*flat(0.03, 9), 0.4)),
-        Track(metrics.STEP, ramp(5000, 60, 10)),
-        Track(metrics.STEPS, ramp(5000, 60, 10)),
+        Track(ranks.STRAGGLER_SLOWDOWN, (*flat(1.05, 9), 1.6)),
+        Track(ranks.STRAGGLER_DELAY, (*flat(0.03, 9), 0.4)),
+        Track(run.STEP, ramp(5000, 60, 10)),
+        Track(run.STEPS, ramp(5000, 60, 10)),
     ),
 )
 
@@ -189,7 +189,7 @@ _HUNG = Example(
 _NEVER = Example(
     title="a loss that is computed past the wrapper",
     minutes=20,
-    tracks=(Track(metrics.REPLICA_UNREDUCED_STEPS, (*flat(0, 5), *ramp(60, 60, 8), 0)),),
+    tracks=(Track(gradient_layers.REPLICA_UNREDUCED_STEPS, (*flat(0, 5), *ramp(60, 60, 8), 0)),),
     fires={
         Severity.CRITICAL: "No collective reduced the gradients of run demo for 360 consecutive "
         "steps: each rank trains a model of its own."
@@ -201,7 +201,7 @@ _NEVER = Example(
 _AVERAGED = Example(
     title="local SGD, which averages the weights now and then",
     minutes=12,
-    tracks=(Track(metrics.REPLICA_UNREDUCED_STEPS, (0,)),),
+    tracks=(Track(gradient_layers.REPLICA_UNREDUCED_STEPS, (0,)),),
 )
 
 
@@ -213,9 +213,9 @@ _APART = Example(
     title="weights that are compared periodically, and stay unequal for half an hour",
     minutes=53,
     tracks=(
-        Track(metrics.REPLICA_DIVERGENCE, (*flat(0, 10), *flat(1, 30), 0), _WEIGHTS),
-        Track(metrics.REPLICA_DIVERGENCE_STEPS, (*flat(0, 10), 1), _WEIGHTS),
-        Track(metrics.DIVERGENT_RANKS, (*flat(None, 10), *flat(1, 30), "stale"), _LABELS),
+        Track(gradient_layers.REPLICA_DIVERGENCE, (*flat(0, 10), *flat(1, 30), 0), _WEIGHTS),
+        Track(gradient_layers.REPLICA_DIVERGENCE_STEPS, (*flat(0, 10), 1), _WEIGHTS),
+        Track(gradient_layers.DIVERGENT_RANKS, (*flat(None, 10), *flat(1, 30), "stale"), _LABELS),
     ),
     fires={
         Severity.CRITICAL: "Replicas of run demo are not equal. Last seen: kind weights, step "
@@ -229,7 +229,7 @@ _FOR_A_STEP = Example(
     title="gradients that differed on some steps between two scrapes",
     minutes=26,
     tracks=(
-        Track(metrics.REPLICA_DIVERGENCE_STEPS, (*flat(0, 10), *ramp(1, 1, 2)),
+        Track(gradient_layers.REPLICA_DIVERGENCE_STEPS, (*flat(0, 10), *ramp(1, 1, 2)),
               {"kind": "gradients"}),
     ),
     fires={Severity.CRITICAL: "Replicas of run demo are not equal."},
@@ -241,9 +241,9 @@ _STATE = Example(
     title="a codebook that follows the data of each rank",
     minutes=20,
     tracks=(
-        Track(metrics.REPLICA_UNEXPLAINED, (*flat(0, 5), *flat(1, 10), 0)),
+        Track(gradient_layers.REPLICA_UNEXPLAINED, (*flat(0, 5), *flat(1, 10), 0)),
         Track(
-            metrics.LOCAL_STATE,
+            gradient_layers.LOCAL_STATE,
             (*flat(None, 5), *flat(1, 10), "stale"),
             {"why": "unknown", "tensors": "codes"},
         ),
@@ -261,7 +261,7 @@ _EQUAL = Example(title="replicas that agree on every comparison", minutes=20)
 _NOTHING_TO_COMPARE = Example(
     title="a run without replicas",
     minutes=15,
-    without=(metrics.REPLICA_DIVERGENCE,),
+    without=(gradient_layers.REPLICA_DIVERGENCE,),
 )
 
 

@@ -1,7 +1,7 @@
 """What happens to runs every day: nothing of it may fire anything but what the example names."""
 
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import run, training
 from tests.alerting.examples.example import Example, Track, Value, flat, ramp
 
 _STEP_BACK: tuple[Value, ...] = (*ramp(5000, 60, 20), *ramp(5400, 60, 51))
@@ -12,38 +12,38 @@ ROUTINE = (
         title="nothing fires on a run that is restarted from its last checkpoint",
         minutes=70,
         tracks=(
-            Track(metrics.STEP, _STEP_BACK),
-            Track(metrics.RUN_ACTIVE, (*flat(1, 20), 0, 1)),
-            Track(metrics.RUN_END, (*(None,) * 20, 1, "stale"), {"reason": "failed"}),
-            Track(metrics.LOSS_MEDIAN, (*flat(2, 20), "stale", None, None, 2)),
-            Track(metrics.LOSS_TREND, (*flat(-0.4, 20), "stale", *(None,) * 17, -0.4)),
-            Track(metrics.LOSS_SCALE, (*flat(65536, 20), 512, 64)),
-            Track(metrics.LOSS_SCALE_INITIAL, (128,)),
-            Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(128, 20), "stale", *flat(None, 8), 64)),
-            Track(metrics.LOSS_SCALE_DECREASES, (*flat(0, 20), 7, 10)),
-            Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (*flat(0, 20), 7, 10)),
-            Track(metrics.SKIPPED_STEPS, (*flat(0, 20), 7, 10)),
+            Track(run.STEP, _STEP_BACK),
+            Track(run.RUN_ACTIVE, (*flat(1, 20), 0, 1)),
+            Track(run.RUN_END, (*(None,) * 20, 1, "stale"), {"reason": "failed"}),
+            Track(training.LOSS_MEDIAN, (*flat(2, 20), "stale", None, None, 2)),
+            Track(training.LOSS_TREND, (*flat(-0.4, 20), "stale", *(None,) * 17, -0.4)),
+            Track(training.LOSS_SCALE, (*flat(65536, 20), 512, 64)),
+            Track(training.LOSS_SCALE_INITIAL, (128,)),
+            Track(training.LOSS_SCALE_CALIBRATED, (*flat(128, 20), "stale", *flat(None, 8), 64)),
+            Track(training.LOSS_SCALE_DECREASES, (*flat(0, 20), 7, 10)),
+            Track(training.LOSS_SCALE_CONSECUTIVE_DECREASES, (*flat(0, 20), 7, 10)),
+            Track(training.SKIPPED_STEPS, (*flat(0, 20), 7, 10)),
         ),
     ),
     Example(
         title="nothing fires on a run that calibrates its loss scale",
         minutes=40,
         tracks=(
-            Track(metrics.STEP, ramp(1, 60, 41)),
-            Track(metrics.STEPS, ramp(1, 60, 41)),
-            Track(metrics.LOSS_SCALE, (65536, 16384)),
-            Track(metrics.LOSS_SCALE_CALIBRATED, (*flat(None, 8), 16384)),
-            Track(metrics.LOSS_SCALE_DECREASES, (0, 2)),
-            Track(metrics.LOSS_SCALE_CONSECUTIVE_DECREASES, (0, 2)),
-            Track(metrics.SKIPPED_STEPS, (0, 2)),
-            Track(metrics.LOSS_MEDIAN, (None, None, 2)),
-            Track(metrics.LOSS_TREND, (*flat(None, 18), -3)),
+            Track(run.STEP, ramp(1, 60, 41)),
+            Track(run.STEPS, ramp(1, 60, 41)),
+            Track(training.LOSS_SCALE, (65536, 16384)),
+            Track(training.LOSS_SCALE_CALIBRATED, (*flat(None, 8), 16384)),
+            Track(training.LOSS_SCALE_DECREASES, (0, 2)),
+            Track(training.LOSS_SCALE_CONSECUTIVE_DECREASES, (0, 2)),
+            Track(training.SKIPPED_STEPS, (0, 2)),
+            Track(training.LOSS_MEDIAN, (None, None, 2)),
+            Track(training.LOSS_TREND, (*flat(None, 18), -3)),
         ),
     ),
     Example(
         title="only its standing still is reported of a run that hangs",
         minutes=46,
-        tracks=(Track(metrics.STEP, ramp(5000, 60, 10)), Track(metrics.STEPS, ramp(5000, 60, 10))),
+        tracks=(Track(run.STEP, ramp(5000, 60, 10)), Track(run.STEPS, ramp(5000, 60, 10))),
         also={"MpAgentRunStalled": (Severity.CRITICAL, Severity.WARNING)},
     ),
     Example(
@@ -56,9 +56,9 @@ ROUTINE = (
         title="nothing fires when a scrape fails",
         minutes=46,
         tracks=(
-            Track(metrics.RUN_ACTIVE, (*flat(1, 20), "stale", 1)),
-            Track(metrics.SKIPPED_STEPS, (*flat(3, 20), "stale", 3)),
-            Track(metrics.LOSS_SPIKE_STEPS, (*flat(0, 20), "stale", 0)),
+            Track(run.RUN_ACTIVE, (*flat(1, 20), "stale", 1)),
+            Track(training.SKIPPED_STEPS, (*flat(3, 20), "stale", 3)),
+            Track(training.LOSS_SPIKE_STEPS, (*flat(0, 20), "stale", 0)),
             Track("up", (*flat(1, 20), 0, 1)),
         ),
     ),

@@ -7,8 +7,8 @@ from mp_agent.alerting.conditions.run import (
     _description,
 )
 from mp_agent.alerting.durations import Duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import agent, ranks, run
 from tests.alerting.examples.example import Example, Examples, Track, Value, flat, ramp
 
 
@@ -18,16 +18,16 @@ def _run_stalled_fires(window: Duration) -> str:
 
 def _stops_at(minute: int, steps_per_minute: float = 60) -> tuple[Track, ...]:
     steps = ramp(5000, steps_per_minute, minute + 1)
-    return (Track(metrics.STEP, steps), Track(metrics.STEPS, steps))
+    return (Track(run.STEP, steps), Track(run.STEPS, steps))
 
 
 def _usual_step(seconds: float) -> Track:
-    return Track(metrics.STEP_USUAL, (seconds,))
+    return Track(ranks.STEP_USUAL, (seconds,))
 
 
 def _in(phase: str) -> Track:
     """Return the phase, in place of the healthy run's."""
-    return Track(metrics.PHASE, (1,), {"phase": phase})
+    return Track(run.PHASE, (1,), {"phase": phase})
 
 
 _HUNG = Example(
@@ -46,7 +46,7 @@ _HUNG_BETWEEN = Example(
     title="a run that hangs before a backward",
     minutes=57,
     tracks=(*_stops_at(10), _in("forward")),
-    without=(metrics.PHASE,),
+    without=(run.PHASE,),
     fires={
         Severity.CRITICAL: _run_stalled_fires(_LONG),
         Severity.WARNING: _run_stalled_fires(_RUN_STALLED_WINDOW),
@@ -61,10 +61,10 @@ _NAMESAKES = Example(
     title="two jobs under one name, one of which hangs in backward",
     minutes=46,
     tracks=(
-        Track(metrics.STANDING, (*flat(0, 11), *ramp(60, 60, 36)), _OTHER_JOB),
-        Track(metrics.STEP_USUAL, (1,), _OTHER_JOB),
-        Track(metrics.RUN_ACTIVE, (1,), _OTHER_JOB),
-        Track(metrics.PHASE, (1,), {**_OTHER_JOB, "phase": "backward"}),
+        Track(ranks.STANDING, (*flat(0, 11), *ramp(60, 60, 36)), _OTHER_JOB),
+        Track(ranks.STEP_USUAL, (1,), _OTHER_JOB),
+        Track(run.RUN_ACTIVE, (1,), _OTHER_JOB),
+        Track(run.PHASE, (1,), {**_OTHER_JOB, "phase": "backward"}),
     ),
     fires={
         Severity.CRITICAL: _run_stalled_fires(_LONG),
@@ -77,8 +77,8 @@ _NAMESAKES = Example(
 _HUNG_IN_FIRST_STEP = Example(
     title="a run that hangs in its first step",
     minutes=62,
-    tracks=(Track(metrics.STEPS, (0,)),),
-    without=(metrics.STEP, metrics.STEP_USUAL),
+    tracks=(Track(run.STEPS, (0,)),),
+    without=(run.STEP, ranks.STEP_USUAL),
     fires={
         Severity.CRITICAL: _run_stalled_fires(_LONG),
         Severity.WARNING: _run_stalled_fires(_RUN_STALLED_WINDOW),
@@ -102,7 +102,7 @@ _HUNG_SLOW = Example(
 _HUNG_AFTER_PAUSES = Example(
     title="a run that recovered from pauses of 75 minutes before, and now does not",
     minutes=10,
-    tracks=(Track(metrics.STANDING, ramp(7000, 60, 11)), Track(metrics.PAUSE_LONGEST, (4500,))),
+    tracks=(Track(ranks.STANDING, ramp(7000, 60, 11)), Track(ranks.PAUSE_LONGEST, (4500,))),
     fires={
         Severity.CRITICAL: _run_stalled_fires(_LONG),
         Severity.WARNING: _run_stalled_fires(_RUN_STALLED_WINDOW),
@@ -114,8 +114,8 @@ _HUNG_AFTER_PAUSES = Example(
 _HUNG_IN_START = Example(
     title="a start that hangs",
     minutes=10,
-    tracks=(_in("starting"), Track(metrics.STANDING, ramp(3400, 60, 11))),
-    without=(metrics.PHASE, metrics.STEP, metrics.STEP_USUAL),
+    tracks=(_in("starting"), Track(ranks.STANDING, ramp(3400, 60, 11))),
+    without=(run.PHASE, run.STEP, ranks.STEP_USUAL),
     fires={Severity.CRITICAL: _run_stalled_fires(_LONG)},
     at=5,
     not_yet=(3,),
@@ -124,8 +124,8 @@ _HUNG_IN_START = Example(
 _HUNG_IN_CHECKPOINT = Example(
     title="a checkpoint that hangs",
     minutes=10,
-    tracks=(_in("checkpoint"), Track(metrics.STANDING, ramp(10600, 60, 11))),
-    without=(metrics.PHASE,),
+    tracks=(_in("checkpoint"), Track(ranks.STANDING, ramp(10600, 60, 11))),
+    without=(run.PHASE,),
     fires={Severity.CRITICAL: _run_stalled_fires(_LONG)},
     at=5,
     not_yet=(3,),
@@ -136,10 +136,10 @@ _HUNG_IN_EVALUATION = Example(
     minutes=10,
     tracks=(
         _in("eval"),
-        Track(metrics.STANDING, ramp(3400, 60, 11)),
-        Track(metrics.PHASE_LONGEST, (120,)),
+        Track(ranks.STANDING, ramp(3400, 60, 11)),
+        Track(ranks.PHASE_LONGEST, (120,)),
     ),
-    without=(metrics.PHASE,),
+    without=(run.PHASE,),
     fires={Severity.CRITICAL: _run_stalled_fires(_LONG)},
     at=5,
     not_yet=(3,),
@@ -149,7 +149,7 @@ _SLOW_STEPS = Example(
     title="a run with steps of half an hour, which vary by noise",
     minutes=40,
     tracks=(
-        Track(metrics.STEPS, tuple(float(5000 + minute // 33) for minute in range(41))),
+        Track(run.STEPS, tuple(float(5000 + minute // 33) for minute in range(41))),
         _usual_step(1800),
     ),
 )
@@ -157,23 +157,23 @@ _SLOW_STEPS = Example(
 _EPOCHS = Example(
     title="a trainer that reports its epoch as the step",
     minutes=35,
-    tracks=(Track(metrics.STEP, (3,)),),
+    tracks=(Track(run.STEP, (3,)),),
 )
 
 _SLOW_FIRST_STEP = Example(
     title="a first step that takes forty minutes",
     minutes=43,
     tracks=(
-        Track(metrics.STEPS, (*flat(0, 41), 1)),
-        Track(metrics.STEP, (*flat(None, 41), 1)),
-        Track(metrics.STEP_USUAL, (*flat(None, 41), 2400)),
+        Track(run.STEPS, (*flat(0, 41), 1)),
+        Track(run.STEP, (*flat(None, 41), 1)),
+        Track(ranks.STEP_USUAL, (*flat(None, 41), 2400)),
     ),
 )
 
 _SLOWER_STEP = Example(
     title="a step of more than three hours, where one hour is usual",
     minutes=8,
-    tracks=(Track(metrics.STANDING, ramp(10600, 60, 9)), _usual_step(3600)),
+    tracks=(Track(ranks.STANDING, ramp(10600, 60, 9)), _usual_step(3600)),
 )
 
 _UNMARKED_EVALUATION = Example(
@@ -186,34 +186,34 @@ _UNMARKED_EVALUATION = Example(
                 metric,
                 (*ramp(5000, 60, 5), *flat(5240, 14), *ramp(5300, 60, 5), *flat(5540, 31), 5600),
             )
-            for metric in (metrics.STEP, metrics.STEPS)
+            for metric in (run.STEP, run.STEPS)
         ),
     ),
-    without=(metrics.PHASE,),
+    without=(run.PHASE,),
 )
 
 _PREVIOUS_ATTEMPT = Example(
     title="the node agent of an earlier attempt, which lingers on another node",
     minutes=40,
     tracks=(
-        Track(metrics.STANDING, ramp(0, 60, 41), _OTHER_JOB),
-        Track(metrics.STEP_USUAL, (1,), _OTHER_JOB),
-        Track(metrics.RUN_ACTIVE, (0,), _OTHER_JOB),
-        Track(metrics.PHASE, (1,), {**_OTHER_JOB, "phase": "backward"}),
+        Track(ranks.STANDING, ramp(0, 60, 41), _OTHER_JOB),
+        Track(ranks.STEP_USUAL, (1,), _OTHER_JOB),
+        Track(run.RUN_ACTIVE, (0,), _OTHER_JOB),
+        Track(run.PHASE, (1,), {**_OTHER_JOB, "phase": "backward"}),
     ),
 )
 
 _ROLLOUTS = Example(
     title="rollouts of up to forty minutes between fast updates, after one of half an hour",
     minutes=10,
-    tracks=(Track(metrics.STANDING, ramp(1800, 60, 11)), Track(metrics.PAUSE_LONGEST, (1800,))),
+    tracks=(Track(ranks.STANDING, ramp(1800, 60, 11)), Track(ranks.PAUSE_LONGEST, (1800,))),
 )
 
 _EVALUATION = Example(
     title="nearly three hours of evaluation",
     minutes=15,
-    tracks=(_in("eval"), Track(metrics.STANDING, ramp(9800, 60, 16))),
-    without=(metrics.PHASE,),
+    tracks=(_in("eval"), Track(ranks.STANDING, ramp(9800, 60, 16))),
+    without=(run.PHASE,),
 )
 
 _WHOLE_EVALUATION = Example(
@@ -221,35 +221,35 @@ _WHOLE_EVALUATION = Example(
     minutes=8,
     tracks=(
         _in("eval"),
-        Track(metrics.STANDING, ramp(6700, 60, 9)),
-        Track(metrics.PHASE_LONGEST, (1800,)),
+        Track(ranks.STANDING, ramp(6700, 60, 9)),
+        Track(ranks.PHASE_LONGEST, (1800,)),
     ),
-    without=(metrics.PHASE,),
+    without=(run.PHASE,),
 )
 
 _EVALUATED_FIRST = Example(
     title="an evaluation of more than an hour before the first step",
     minutes=8,
-    tracks=(_in("eval"), Track(metrics.STANDING, ramp(3400, 60, 9))),
-    without=(metrics.PHASE, metrics.STEP, metrics.STEP_USUAL),
+    tracks=(_in("eval"), Track(ranks.STANDING, ramp(3400, 60, 9))),
+    without=(run.PHASE, run.STEP, ranks.STEP_USUAL),
 )
 
 _STARTING_UP = Example(
     title="a start that takes nearly an hour",
     minutes=12,
-    tracks=(_in("starting"), Track(metrics.STANDING, ramp(2850, 60, 13))),
-    without=(metrics.PHASE, metrics.STEP, metrics.STEP_USUAL),
+    tracks=(_in("starting"), Track(ranks.STANDING, ramp(2850, 60, 13))),
+    without=(run.PHASE, run.STEP, ranks.STEP_USUAL),
 )
 
 _AFTER_CHECKPOINT = Example(
     title="training that continues a minute after a long checkpoint",
     minutes=30,
     tracks=(
-        Track(metrics.STEP, (*ramp(5000, 60, 11), *flat(5600, 11), *ramp(5660, 60, 9))),
-        Track(metrics.STEPS, (*ramp(5000, 60, 11), *flat(5600, 11), *ramp(5660, 60, 9))),
-        Track(metrics.STANDING, (*flat(0, 11), *ramp(0, 60, 10), *flat(0, 10))),
-        Track(metrics.PHASE, (*flat(1, 11), "stale", *(None,) * 8, 1), {"phase": "backward"}),
-        Track(metrics.PHASE, (*(None,) * 11, *flat(1, 9), "stale"), {"phase": "checkpoint"}),
+        Track(run.STEP, (*ramp(5000, 60, 11), *flat(5600, 11), *ramp(5660, 60, 9))),
+        Track(run.STEPS, (*ramp(5000, 60, 11), *flat(5600, 11), *ramp(5660, 60, 9))),
+        Track(ranks.STANDING, (*flat(0, 11), *ramp(0, 60, 10), *flat(0, 10))),
+        Track(run.PHASE, (*flat(1, 11), "stale", *(None,) * 8, 1), {"phase": "backward"}),
+        Track(run.PHASE, (*(None,) * 11, *flat(1, 9), "stale"), {"phase": "checkpoint"}),
     ),
 )
 
@@ -258,8 +258,8 @@ _ENDED = Example(
     minutes=45,
     tracks=(
         *_stops_at(10),
-        Track(metrics.RUN_ACTIVE, (*flat(1, 11), 0)),
-        Track(metrics.RUN_END, (*(None,) * 11, 1), {"reason": "completed"}),
+        Track(run.RUN_ACTIVE, (*flat(1, 11), 0)),
+        Track(run.RUN_END, (*(None,) * 11, 1), {"reason": "completed"}),
     ),
 )
 
@@ -281,13 +281,13 @@ _YOUNG = Example(
 
 def _end(minute: int, reason: str, seen_for: int = 2) -> Track:
     values: tuple[Value, ...] = (*(None,) * minute, *flat(1, seen_for), "stale")
-    return Track(metrics.RUN_END, values, {"reason": reason})
+    return Track(run.RUN_END, values, {"reason": reason})
 
 
 _EXCEPTION = Example(
     title="an exception ends the run, which lingers for two minutes",
     minutes=26,
-    tracks=(Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")), _end(10, "failed")),
+    tracks=(Track(run.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")), _end(10, "failed")),
     ends=12,
     fires={Severity.CRITICAL: "Run demo ended without completing: failed."},
     labels={"reason": "failed"},
@@ -298,7 +298,7 @@ _EXCEPTION = Example(
 _KILLED = Example(
     title="all ranks are killed",
     minutes=14,
-    tracks=(Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")), _end(10, "killed")),
+    tracks=(Track(run.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")), _end(10, "killed")),
     ends=12,
     fires={Severity.CRITICAL: "Run demo ended without completing: killed."},
     labels={"reason": "killed"},
@@ -310,7 +310,7 @@ _BROUGHT_BACK = Example(
     title="a run that is restarted ten minutes after it failed",
     minutes=24,
     tracks=(
-        Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale", *flat(None, 7), 1)),
+        Track(run.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale", *flat(None, 7), 1)),
         _end(10, "failed"),
     ),
     fires={Severity.CRITICAL: "Run demo ended without completing: failed."},
@@ -323,7 +323,7 @@ _NAME_OF_COMPLETED = Example(
     title="a run that fails under the name of one that completed an hour before",
     minutes=17,
     tracks=(
-        Track(metrics.RUN_ACTIVE, (0, 0, "stale", None, *flat(1, 6), 0, 0, "stale")),
+        Track(run.RUN_ACTIVE, (0, 0, "stale", None, *flat(1, 6), 0, 0, "stale")),
         _end(0, "completed"),
         _end(10, "failed"),
     ),
@@ -337,21 +337,21 @@ _NAME_OF_COMPLETED = Example(
 _RUN_FAILED_COMPLETES = Example(
     title="a run that completes",
     minutes=22,
-    tracks=(Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")), _end(10, "completed")),
+    tracks=(Track(run.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")), _end(10, "completed")),
     ends=12,
 )
 
 _RESTARTED = Example(
     title="an attempt that fails, and a launcher that starts the next one a minute later",
     minutes=22,
-    tracks=(Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 1)), _end(10, "failed", 1)),
+    tracks=(Track(run.RUN_ACTIVE, (*flat(1, 10), 0, 1)), _end(10, "failed", 1)),
 )
 
 _RESTARTED_AND_DONE = Example(
     title="an attempt that fails, and a short next attempt that completes",
     minutes=22,
     tracks=(
-        Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 1, 0, 0, "stale")),
+        Track(run.RUN_ACTIVE, (*flat(1, 10), 0, 1, 0, 0, "stale")),
         _end(10, "failed", 1),
         _end(12, "completed"),
     ),
@@ -364,7 +364,7 @@ def _run_restarting_fires(times: int) -> str:
 
 
 def _attempts(*values: Value) -> Track:
-    return Track(metrics.ATTEMPTS, values)
+    return Track(run.ATTEMPTS, values)
 
 
 _CRASH_LOOP = Example(
@@ -382,7 +382,7 @@ _WITHOUT_MEMORY = Example(
     minutes=22,
     tracks=(
         _attempts(1),
-        Track(metrics.COUNTING, (30.0, 90.0) * 11, {"node_rank": "0"}),
+        Track(agent.COUNTING, (30.0, 90.0) * 11, {"node_rank": "0"}),
     ),
     fires={Severity.CRITICAL: _run_restarting_fires(8)},
     at=17,
@@ -431,7 +431,7 @@ _UNREACHABLE = Example(
     minutes=30,
     tracks=(
         Track("up", (*flat(1, 10), *flat(0, 9), 1)),
-        Track(metrics.RUN_ACTIVE, (*flat(1, 10), "stale", *flat(None, 8), 1)),
+        Track(run.RUN_ACTIVE, (*flat(1, 10), "stale", *flat(None, 8), 1)),
     ),
 )
 
@@ -439,8 +439,8 @@ _RUN_VANISHED_COMPLETES = Example(
     title="a run whose end was reported",
     minutes=46,
     tracks=(
-        Track(metrics.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")),
-        Track(metrics.RUN_END, (*(None,) * 10, 1, 1, "stale"), {"reason": "completed"}),
+        Track(run.RUN_ACTIVE, (*flat(1, 10), 0, 0, "stale")),
+        Track(run.RUN_END, (*(None,) * 10, 1, 1, "stale"), {"reason": "completed"}),
         Track("up", (*flat(1, 12), "stale")),
     ),
     ends=12,
@@ -451,8 +451,8 @@ _GOES_ON_ELSEWHERE = Example(
     minutes=46,
     tracks=(
         Track("up", _GONE_AT_TEN),
-        Track(metrics.RUN_ACTIVE, (*(None,) * 11, 1), _ELSEWHERE),
-        Track(metrics.STEP, (*(None,) * 11, *ramp(5600, 60, 36)), _ELSEWHERE),
+        Track(run.RUN_ACTIVE, (*(None,) * 11, 1), _ELSEWHERE),
+        Track(run.STEP, (*(None,) * 11, *ramp(5600, 60, 36)), _ELSEWHERE),
         Track("up", (*(None,) * 11, 1), _ELSEWHERE),
     ),
     ends=10,
@@ -463,7 +463,7 @@ _ENDED_ELSEWHERE = Example(
     minutes=50,
     tracks=(
         Track("up", _GONE_AT_TEN),
-        Track(metrics.RUN_ACTIVE, (*(None,) * 11, *flat(1, 5), 0, 0, "stale"), _ELSEWHERE),
+        Track(run.RUN_ACTIVE, (*(None,) * 11, *flat(1, 5), 0, 0, "stale"), _ELSEWHERE),
         Track("up", (*(None,) * 11, *flat(1, 7), 0), _ELSEWHERE),
     ),
     ends=10,
@@ -475,7 +475,7 @@ _RULE = {"rule": "MP106"}
 _FINDINGS = Example(
     title="a script that clips before unscale_ in two places",
     minutes=12,
-    tracks=(Track(metrics.LINT_FINDINGS, (*flat(None, 5), 2), _RULE),),
+    tracks=(Track(run.LINT_FINDINGS, (*flat(None, 5), 2), _RULE),),
     fires={
         Severity.INFO: "The code of run demo breaks rule MP106 of mp-agent check in 2 place(s)."
     },
@@ -487,7 +487,7 @@ _FINDINGS = Example(
 _FIXED = Example(
     title="a rule without findings",
     minutes=12,
-    tracks=(Track(metrics.LINT_FINDINGS, (0,), _RULE),),
+    tracks=(Track(run.LINT_FINDINGS, (0,), _RULE),),
 )
 
 

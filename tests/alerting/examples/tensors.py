@@ -5,14 +5,14 @@ from mp_agent.alerting.conditions.tensors import (
     _HIGH,
     _described,
 )
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.terms import Limit
 from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import reinforcement, tensors
 from tests.alerting.examples.example import Example, Examples, Track, flat
 
 
 def _track(bound: Limit, *steps: float) -> Track:
-    return Track(metrics.LOGPROB_MISMATCH_STEPS, (*flat(0, 10), *steps), {"bound": bound})
+    return Track(reinforcement.LOGPROB_MISMATCH_STEPS, (*flat(0, 10), *steps), {"bound": bound})
 
 
 _DIFFERENT = Example(
@@ -42,7 +42,7 @@ _ONCE = Example(
 _OFF = Example(
     title="a run without reinforcement learning",
     minutes=15,
-    without=(metrics.LOGPROB_MISMATCH_STEPS,),
+    without=(reinforcement.LOGPROB_MISMATCH_STEPS,),
 )
 
 
@@ -53,7 +53,7 @@ _LONG_SUM = Example(
     minutes=20,
     tracks=(
         Track(
-            metrics.TENSOR_REDUCTION_SWALLOWED, (*flat(0.001, 5), 0.34), _REDUCTION_SWALLOWS_TENSOR
+            tensors.TENSOR_REDUCTION_SWALLOWED, (*flat(0.001, 5), 0.34), _REDUCTION_SWALLOWS_TENSOR
         ),
     ),
     fires={
@@ -68,14 +68,14 @@ _LONG_SUM = Example(
 _ROUNDING = Example(
     title="a short sum that loses less than a hundredth",
     minutes=20,
-    tracks=(Track(metrics.TENSOR_REDUCTION_SWALLOWED, (0.008,), _REDUCTION_SWALLOWS_TENSOR),),
+    tracks=(Track(tensors.TENSOR_REDUCTION_SWALLOWED, (0.008,), _REDUCTION_SWALLOWS_TENSOR),),
 )
 
 _NO_REDUCTION = Example(
     title="large logits in BF16 that are watched, and that nothing sums",
     minutes=20,
-    tracks=(Track(metrics.TENSOR_SWALLOWED, (0.9,), {"tensor": "logits"}),),
-    without=(metrics.TENSOR_REDUCTION_SWALLOWED,),
+    tracks=(Track(tensors.TENSOR_SWALLOWED, (0.9,), {"tensor": "logits"}),),
+    without=(tensors.TENSOR_REDUCTION_SWALLOWED,),
 )
 
 
@@ -85,9 +85,9 @@ _RAW_FEATURE = Example(
     title="a feature that is not standardized among others that are",
     minutes=20,
     tracks=(
-        Track(metrics.TENSOR_SLICE_IMBALANCE, (*flat(8, 5), 52000), _DIMENSION_IMBALANCE_TENSOR),
+        Track(tensors.TENSOR_SLICE_IMBALANCE, (*flat(8, 5), 52000), _DIMENSION_IMBALANCE_TENSOR),
         Track(
-            metrics.IMBALANCED_TENSOR,
+            tensors.IMBALANCED_TENSOR,
             (*flat(None, 5), 1),
             {**_DIMENSION_IMBALANCE_TENSOR, "slice": "3"},
         ),
@@ -104,13 +104,13 @@ _RAW_FEATURE = Example(
 _STANDARDIZED = Example(
     title="features of similar ranges",
     minutes=20,
-    tracks=(Track(metrics.TENSOR_SLICE_IMBALANCE, (40,), _DIMENSION_IMBALANCE_TENSOR),),
+    tracks=(Track(tensors.TENSOR_SLICE_IMBALANCE, (40,), _DIMENSION_IMBALANCE_TENSOR),),
 )
 
 _NOT_WATCHED = Example(
     title="a script that watches no tensor",
     minutes=20,
-    without=(metrics.TENSOR_SLICE_IMBALANCE,),
+    without=(tensors.TENSOR_SLICE_IMBALANCE,),
 )
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.expressions.promql import number_text, promql, quoted
 from mp_agent.alerting.expressions.terms import (
     Compare,
@@ -28,12 +27,13 @@ from mp_agent.alerting.expressions.terms import (
     walk,
 )
 from mp_agent.alerting.values import values_in_force
+from mp_agent.catalog.metrics import agent, gradients, run, training
 from mp_agent.errors import CatalogError
 from tests.alerting.promtool import assert_passes
 
 _BY = "by (cluster, namespace, job, run)"
-_STEP = Series(metric=metrics.STEP)
-_LOSS = Series(metric=metrics.LOSS, aggregate="min")
+_STEP = Series(metric=run.STEP)
+_LOSS = Series(metric=run.LOSS, aggregate="min")
 
 
 def _text(expression: Expression) -> str:
@@ -51,7 +51,7 @@ def _above(signal: Signal, value: float) -> Predicate:
 
 def test_a_series_says_function_range_offset_matchers_and_kept_labels() -> None:
     series = Series(
-        metric=metrics.LOSS,
+        metric=run.LOSS,
         over=("max_over_time", duration("stall_window")),
         before=(duration("stall_window"), duration("end_window")),
         where=(Where("a", "!=", "b"),),
@@ -65,11 +65,13 @@ def test_a_series_says_function_range_offset_matchers_and_kept_labels() -> None:
 
 def test_a_threshold_as_label_is_the_level_whatever_its_number() -> None:
     matcher = Where("bound", "=", limit("grad_norm_vanished"))
-    assert 'bound="vanished"' in _text(Series(metric=metrics.GRAD_NORM_EXCEEDED, where=(matcher,)))
+    assert 'bound="vanished"' in _text(
+        Series(metric=gradients.GRAD_NORM_EXCEEDED, where=(matcher,))
+    )
 
 
 def test_a_count_prefers_what_happened_since_the_birth_of_the_counter_of_a_young_agent() -> None:
-    count = Count(metric=metrics.SKIPPED_STEPS, window=duration("stall_window"))
+    count = Count(metric=training.SKIPPED_STEPS, window=duration("stall_window"))
     assert _text(count) == (
         f"max {_BY} ((last_over_time(mp_agent_skipped_steps_total[10m]) and on (cluster, "
         "namespace, job, run, instance) (last_over_time(mp_agent_counting_seconds[3m]) < 600) "
@@ -79,7 +81,7 @@ def test_a_count_prefers_what_happened_since_the_birth_of_the_counter_of_a_young
 
 
 def test_a_count_of_several_series_adds_up_what_the_scraper_did_not_double() -> None:
-    count = Count(metric=metrics.PROBE_ERRORS, window=duration("stall_window"))
+    count = Count(metric=agent.PROBE_ERRORS, window=duration("stall_window"))
     text = _text(count)
     assert text.startswith(f"sum {_BY} (max by (cluster, namespace, job, run, node_rank) (")
 
@@ -117,7 +119,7 @@ def test_parentheses_stand_where_promql_needs_them(expression: Predicate, text: 
 
 
 def test_parts_with_other_labels_are_matched_by_run() -> None:
-    kept = Series(metric=metrics.RUN_END, keep=("reason",))
+    kept = Series(metric=run.RUN_END, keep=("reason",))
     assert "unless on (cluster, namespace, job, run) S" in _text(unless(Seen(kept), Seen(_STEP)))
 
 
@@ -138,7 +140,7 @@ def test_label_values_are_escaped() -> None:
 
 
 def test_targets_without_series_are_counted_per_job() -> None:
-    assert _text(Silent(metrics.BUILD, duration("stall_window"))) == (
+    assert _text(Silent(agent.BUILD, duration("stall_window"))) == (
         'count by (cluster, namespace, job) (up{job=~".*mp-agent.*"} and '
         'up{job=~".*mp-agent.*"} offset 10m unless on (cluster, namespace, job, instance) '
         "present_over_time(mp_agent_build_info[10m]))"
@@ -147,25 +149,25 @@ def test_targets_without_series_are_counted_per_job() -> None:
 
 def test_a_selector_is_added_to_every_series_of_ours() -> None:
     values = values_in_force(selectors={"series": 'cluster="a"'})
-    gone = promql(Gone(metrics.RUN_ACTIVE, duration("stall_window")), values)
+    gone = promql(Gone(run.RUN_ACTIVE, duration("stall_window")), values)
     assert 'mp_agent_run_active{cluster="a"}[10m]' in gone
     where = (Where("bound", "=", limit("grad_norm_high")),)
-    count = promql(Series(metric=metrics.GRAD_NORM_EXCEEDED, where=where), values)
+    count = promql(Series(metric=gradients.GRAD_NORM_EXCEEDED, where=where), values)
     assert '{bound="high",optimizer="",cluster="a"}' in count
 
 
 @pytest.mark.parametrize(
     ("signal", "matchers"),
     [
-        (Series(metric=metrics.GRAD_NORM), '{optimizer=""}[3m]'),
-        (Series(metric=metrics.GRAD_NORM, keep=("optimizer",)), "[3m]"),
+        (Series(metric=gradients.GRAD_NORM), '{optimizer=""}[3m]'),
+        (Series(metric=gradients.GRAD_NORM, keep=("optimizer",)), "[3m]"),
         (
-            Series(metric=metrics.GRAD_NORM, where=(Where("optimizer", "=~", "2|3"),)),
+            Series(metric=gradients.GRAD_NORM, where=(Where("optimizer", "=~", "2|3"),)),
             '{optimizer=~"2|3"}[3m]',
         ),
-        (Series(metric=metrics.LOSS), "[3m]"),
+        (Series(metric=run.LOSS), "[3m]"),
         (
-            Count(metric=metrics.GRAD_NORM_EXCEEDED, window=duration("stall_window")),
+            Count(metric=gradients.GRAD_NORM_EXCEEDED, window=duration("stall_window")),
             '{optimizer=""}[10m]',
         ),
     ],

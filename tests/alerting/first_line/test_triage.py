@@ -10,11 +10,11 @@ import yaml
 
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.conditions.nonfinite import LOSS_NONFINITE
-from mp_agent.alerting.expressions import metrics
 from mp_agent.alerting.first_line import ROLL_BACK, Triage, headline
 from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import values_in_force
+from mp_agent.catalog.metrics import run
 from tests.alerting.examples.catalog import examples_of
 from tests.alerting.promtool import render_tests, unit_test
 
@@ -118,7 +118,7 @@ def test_prometheus_expands_the_same_line_with_damage_and_cause(
     }
     for condition, step in began.items():
         labels = f'condition="{condition}",severity="critical",run="demo"'
-        series = f"{metrics.CONDITION_SINCE_STEP.prometheus_name}{{{labels},"
+        series = f"{run.CONDITION_SINCE_STEP.prometheus_name}{{{labels},"
         series += 'namespace="ml",job="train",instance="node-0:9464"}'
         test["input_series"].append({"series": series, "values": f"{step}x30"})
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
