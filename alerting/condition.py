@@ -94,6 +94,7 @@ class Condition:
     have an example of each. guidance: the rest of the runbook.
     follows_from: names of the conditions that can cause it, the likeliest first.
     needs: what a training log must hold to judge it by; one of several sets is enough.
+    usual: what it compares with a usual level, which a log must be long enough for.
     knobs: thresholds that `mp-agent tune` may move, the most direct first; of several, it takes
     the one that moves least. None where healthy runs do not have it, or durations alone decide.
     """
@@ -108,6 +109,7 @@ class Condition:
     quiet: tuple[str, ...]
     guidance: Guidance
     needs: tuple[tuple[Quantity, ...], ...]
+    usual: Quantity | None = None
     follows_from: tuple[str, ...] = ()
     knobs: tuple[Knob, ...] = ()
 

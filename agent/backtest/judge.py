@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.detector.detector import Change, Detector
@@ -28,12 +29,11 @@ from mp_agent.records.views import AgentView, RunView
 from mp_agent.settings import Settings
 from mp_agent.version import __version__
 
-_BASELINES: Mapping[str, tuple[str, int, str]] = {
-    "MpAgentLossSpike": ("loss", WARM_UP_STEPS, "losses"),
-    "MpAgentLossDiverging": ("loss", WARM_UP_STEPS, "losses"),
-    "MpAgentGradientExplosion": ("grad_norm", FIRST_STEPS, "gradient norms"),
+_BASELINES: Mapping[Quantity, tuple[str, int, str]] = {
+    Quantity.LOSS: ("loss", WARM_UP_STEPS, "losses"),
+    Quantity.GRAD_NORM: ("grad_norm", FIRST_STEPS, "gradient norms"),
 }
-"""Condition → quantity that needs a past of so many points."""
+"""Quantity → field of a point, and of how many of them its usual level needs more."""
 
 
 def blind_spots(log: TrainingLog) -> Iterator[Blind]:
@@ -47,8 +47,8 @@ def blind_spots(log: TrainingLog) -> Iterator[Blind]:
         if lacking:
             names = " and ".join(sorted(quantity.value for quantity in lacking))
             yield Blind(condition.name, f"the log does not hold {names}")
-        elif condition.name in _BASELINES and not log.scrapes:
-            quantity, needed_points, plural = _BASELINES[condition.name]
+        elif condition.usual is not None and not log.scrapes:
+            quantity, needed_points, plural = _BASELINES[condition.usual]
             points = sum(getattr(point, quantity) is not None for point in log.points)
             if points <= needed_points:
                 yield Blind(

@@ -151,6 +151,7 @@ GRADIENT_EXPLOSION = Condition(
         "MpAgentLearningRateJump",
     ),
     needs=((Quantity.GRAD_NORM,),),
+    usual=Quantity.GRAD_NORM,
     knobs=(less_above("grad_norm_growth"), less_above("grad_norm_high", "grad_norm_extreme")),
     guidance=Guidance(
         harm="Critical: a single unclipped update of this size can undo days of training; act "

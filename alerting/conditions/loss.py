@@ -125,6 +125,7 @@ LOSS_DIVERGING = Condition(
         "MpAgentNonFiniteUpdate",
     ),
     needs=((Quantity.LOSS,),),
+    usual=Quantity.LOSS,
     knobs=(
         less_above("loss_trend_deviations"),
         less_above("loss_rising_steps"),
@@ -199,6 +200,7 @@ LOSS_SPIKE = Condition(
         "MpAgentNonFiniteUpdate",
     ),
     needs=((Quantity.LOSS,),),
+    usual=Quantity.LOSS,
     knobs=(less_above("loss_spike_deviations", "loss_spike_noisy_deviations"),),
     guidance=Guidance(
         harm="Most spikes recover within some hundred steps; a run is lost at those that do not. "
