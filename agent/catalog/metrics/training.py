@@ -262,6 +262,7 @@ LEARNING_RATE_JUMPS = counter(
     "steps; the first change within 1000 steps counts only if the loss or norms leave their "
     "usual range.",
     count=lambda change: float(change.rate_jumped),
+    evidence_step=lambda change: change.rate_jump_step,
 )
 
 LEARNING_METRICS = (

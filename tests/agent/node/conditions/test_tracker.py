@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from mp_agent.alerting.durations import duration
 from mp_agent.alerting.values import values_in_force
 from mp_agent.node.accounting.accumulator import CounterStore
 from mp_agent.node.conditions import tracker as module
@@ -87,7 +88,6 @@ class TestEvents:
         assert training.heard()[3:] == [("resolved", EXPLOSION, "warning")]
 
     @pytest.mark.slow
-    @pytest.mark.slow
     def test_small_gradients_are_reported_once_although_noise_of_the_loss_looks_like_learning(
         self, training: Training
     ):
@@ -103,7 +103,7 @@ class TestEvents:
         training.train(800, norm=1e-7)
         vanishing = [c for c in training.tracker.active if c.name == "MpAgentGradientVanishing"]
         assert {c.severity for c in vanishing} == {"critical", "warning"}
-        training.train(10)
+        training.train(duration("vanishing_keep").seconds + 10)
         assert training.heard() == [
             ("firing", "MpAgentGradientVanishing", "critical"),
             ("resolved", "MpAgentGradientVanishing", "critical"),
