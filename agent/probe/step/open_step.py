@@ -162,7 +162,13 @@ class OpenStep:
             self.scalars["loss"] = self.loss_since_cleared
 
     def drop_loss(self) -> None:
-        """Have no loss: the gradients are not those of the losses that were counted."""
+        """Have no loss: the gradients are not those of the losses that were counted.
+
+        One that is not finite stays: it is so whatever became of the gradients.
+        """
+        loss = self.scalars.get("loss")
+        if isinstance(loss, float) and not isfinite(loss):
+            return
         self.scalars.pop("loss", None)
         self.losses, self.last_loss = 0, None
 
@@ -226,9 +232,10 @@ class OpenStep:
 
 def _is_same(loss: Scalar, total: Scalar | None) -> bool:
     """Return whether two losses are the same but for rounding; what is on a device is not read."""
-    if not isinstance(loss, float) or not isinstance(total, float) or loss == 0:
+    if not isinstance(loss, float) or not isinstance(total, float):
         return False
-    return isclose(loss, total, rel_tol=_OF_FLOAT32)
+    # Infinite losses are equal, too, and are not to be left out.
+    return loss != 0 and isfinite(loss) and isclose(loss, total, rel_tol=_OF_FLOAT32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

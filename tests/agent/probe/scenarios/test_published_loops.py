@@ -193,6 +193,55 @@ class TestGradientsThatTheScriptPutsTogether:
         assert all("loss" not in contents.values(step) for step in (1, 2))
         assert set(self.UNKNOWN) <= set(watched.state().unsupported)
 
+    @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+    def test_non_finite_losses_of_micro_batches_are_kept(self, watch, bad):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for micro_batch in range(4):
+                (make_loss(model, micro_batch) * bad).backward()
+            optimizer.step()
+        contents = watched.read()
+        assert [contents.values(step)["loss_nonfinite"] for step in range(3)] == [1.0] * 3
+        assert not set(self.UNKNOWN) & set(watched.state().unsupported)
+
+    def test_a_non_finite_loss_is_kept_where_a_finite_one_is_unknown(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            of_tasks = []
+            for task in range(2):
+                optimizer.zero_grad()
+                (make_loss(model, task) * (float("nan") if task else 1.0)).backward()
+                of_tasks.append([gradient_of(one).clone() for one in model.parameters()])
+            for parameter, gradient in zip(model.parameters(), of_tasks[0], strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+        contents = watched.read()
+        assert [contents.values(step)["loss_nonfinite"] for step in range(3)] == [1.0] * 3
+
+    def test_the_loss_of_chunks_that_their_sum_continues_is_unknown(self, watch):
+        """A backward per chunk for the head, and one of their sum for the rest of the model."""
+        watched, body, head = watch(), torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            hidden = body(torch.randn(6, 4))
+            chunks = [part.detach().requires_grad_() for part in hidden.chunk(3)]
+            total = torch.zeros(())
+            for chunk in chunks:
+                loss = head(chunk).pow(2).sum()
+                loss.backward()
+                total = total + loss.detach()
+            gradients = torch.cat([gradient_of(chunk) for chunk in chunks])
+            surrogate = (hidden * gradients).sum()
+            (surrogate + (total - surrogate.detach())).backward()
+            optimizer.step()
+        contents = watched.read()
+        assert all("loss" not in contents.values(step) for step in range(3))
+        assert set(self.UNKNOWN) <= set(watched.state().unsupported)
+
     def test_gradients_of_a_batch_that_is_given_up_leave_the_next_one_s_loss(self, watch):
         watched, model = watch(), make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
