@@ -47,20 +47,34 @@ def core(name: str) -> Any:
     return import_module(f"megatron.core.{name}")
 
 
+def parallel_state(variant: Variant) -> Any:
+    """The process groups of a variant's layout, made again only where the last one had another."""
+    chunked = variant.chunks if variant.chunks > 1 else None
+    layout = {
+        "tensor_model_parallel_size": variant.tp,
+        "pipeline_model_parallel_size": variant.pp,
+        "virtual_pipeline_model_parallel_size": chunked,
+        "context_parallel_size": variant.cp,
+        "expert_model_parallel_size": variant.ep,
+        "num_distributed_optimizer_instances": variant.instances,
+    }
+    groups = core("parallel_state")
+    if layout != _LAYOUT:  # dozens of groups, each with threads and connections of its own
+        groups.destroy_model_parallel()
+        groups.initialize_model_parallel(**layout)
+        _LAYOUT.clear()
+        _LAYOUT.update(layout)
+    return groups
+
+
+_LAYOUT: dict[str, int | None] = {}
+
+
 class Trainer:
     """A model of Megatron's, its optimizer, and the loop around them."""
 
     def __init__(self, variant: Variant, dtype: torch.dtype) -> None:
-        self.variant, self.groups = variant, core("parallel_state")
-        chunked = variant.chunks if variant.chunks > 1 else None
-        self.groups.initialize_model_parallel(
-            tensor_model_parallel_size=variant.tp,
-            pipeline_model_parallel_size=variant.pp,
-            virtual_pipeline_model_parallel_size=chunked,
-            context_parallel_size=variant.cp,
-            expert_model_parallel_size=variant.ep,
-            num_distributed_optimizer_instances=variant.instances,
-        )
+        self.variant, self.groups = variant, parallel_state(variant)
         core("tensor_parallel.random").model_parallel_cuda_manual_seed(7)
         if variant.moe:
             # A name that Megatron 0.16 defines only beside Transformer Engine, and then asks for.
@@ -341,7 +355,6 @@ def train(variant: Variant, directory: Path, watch: Callable[[], Any]) -> None:
     )
     found = {"steps": seen, "weights": zlib.crc32(weights.detach().float().numpy().tobytes())}
     (directory / f"seen{dist.get_rank()}.json").write_text(json.dumps(found))
-    trainer.groups.destroy_model_parallel()
 
 
 def write_reference(directory: Path) -> None:
@@ -353,7 +366,6 @@ def write_reference(directory: Path) -> None:
                 trainer = Trainer(variant, torch.float64)
                 halves = gradients_of_halves(trainer)
                 torch.save(halves, directory / f"{moe}-{tied}-{per_token}.pt")
-                trainer.groups.destroy_model_parallel()
 
 
 def gradients_of_halves(trainer: Trainer) -> list[dict[str, Tensor]]:

@@ -73,6 +73,11 @@ class Variant:
         return self.world // (self.tp * self.pp * self.cp)
 
     @property
+    def layout(self) -> tuple[int, ...]:
+        """What its process groups follow from."""
+        return self.tp, self.pp, self.chunks, self.cp, self.ep, self.instances
+
+    @property
     def micro_batches(self) -> int:
         """Of each rank; two sequences in each."""
         return SEQUENCES // (2 * self.dp)

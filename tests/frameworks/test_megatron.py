@@ -29,7 +29,10 @@ def trained(framework, tmp_path_factory) -> Path:
     directory: Path = tmp_path_factory.mktemp("megatron")
     torchrun("tests.frameworks.megatron_job", str(directory), "reference", world=1)
     for world in WORLDS:
-        names = [name for name, variant in VARIANTS.items() if variant.world == world]
+        names = sorted(
+            (name for name, variant in VARIANTS.items() if variant.world == world),
+            key=lambda name: VARIANTS[name].layout,
+        )
         torchrun("tests.frameworks.megatron_job", str(directory), *names, world=world)
     return directory
 
