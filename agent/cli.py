@@ -1,34 +1,141 @@
-"""The `mp-agent` command: each sub-command is declared with the feature that it belongs to."""
+"""The `mp-agent` command: its sub-commands are imported when they are called."""
 
 import os
 import sys
 import traceback
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from mp_agent.advice.command import recommend_command
-from mp_agent.alerting.alertmanager.command import alertmanager_command
-from mp_agent.alerting.rules.command import rules_command
-from mp_agent.backtest.command import backtest_command
-from mp_agent.backtest.tuning.command import tune_command
-from mp_agent.compare.command import compare_command
-from mp_agent.doctor.command import doctor_command
-from mp_agent.evaluate.command import evaluate_command
-from mp_agent.export import export_command
-from mp_agent.exporters.dashboards import dashboards_command
-from mp_agent.inputs.addresses import shown_message
-from mp_agent.inputs.files import printable
-from mp_agent.lint.command import check_command
-from mp_agent.node.commands.exec import exec_command
-from mp_agent.node.commands.flight import dump_command, postmortem_command
-from mp_agent.node.commands.node import node_command
-from mp_agent.probe.command import run_command
-from mp_agent.top import top_command
 from mp_agent.version import __version__
 
 _UNWRITABLE = 2
+_NAME_WIDTH = 12
 _PRINTERS = ("click.utils", "click._compat", "rich.console")
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """What help and completion show of a command, without importing it."""
+
+    source: str
+    """Its module below `mp_agent`, and its name there."""
+    summary: str
+    """One line of `mp-agent --help`."""
+    example: str
+    """What its own help ends with."""
+
+    def load(self) -> click.Command:
+        """Import the command."""
+        module, _, name = self.source.partition(":")
+        command: click.Command = getattr(import_module(f"mp_agent.{module}"), name)
+        example = f"Example: {self.example}"
+        if example not in (command.epilog or ""):
+            command.epilog = "\n\n".join(filter(None, (command.epilog, example)))
+        return command
+
+
+GROUPS: dict[str, dict[str, CommandEntry]] = {
+    "Before a run": {
+        "check": CommandEntry(
+            "lint.command:check_command",
+            "Find mistakes in training code, without running it.",
+            "mp-agent check train.py src/",
+        ),
+        "compare": CommandEntry(
+            "compare.command:compare_command",
+            "Compare precisions of a model, or two runs.",
+            "mp-agent compare precision.py:make_model --dtype bf16 --html comparison.html",
+        ),
+        "recommend": CommandEntry(
+            "advice.command:recommend_command",
+            "Recommend a precision for a model, with reasons.",
+            "mp-agent recommend train.py:make_model --goal memory",
+        ),
+        "evaluate": CommandEntry(
+            "evaluate.command:evaluate_command",
+            "Train a model in FP32 and by a plan, and compare.",
+            "mp-agent evaluate train.py:make_model --precision bf16-autocast",
+        ),
+    },
+    "During a run": {
+        "run": CommandEntry(
+            "probe.command:run_command",
+            "Run a Python program with mp_agent watching it.",
+            "torchrun --nproc-per-node=8 -m mp_agent run train.py",
+        ),
+        "exec": CommandEntry(
+            "node.commands.exec:exec_command",
+            "Run a command together with a node agent.",
+            "mp-agent exec torchrun --nproc-per-node=8 train.py",
+        ),
+        "node": CommandEntry(
+            "node.commands.node:node_command",
+            "Watch every run on this machine until a signal.",
+            "mp-agent node --dir /dev/shm/mp_agent-1000",
+        ),
+        "top": CommandEntry(
+            "top:top_command",
+            "Show the runs of a node agent in the terminal.",
+            "mp-agent top --url http://node-7:9464 --sort grad_abs_max",
+        ),
+        "doctor": CommandEntry(
+            "doctor.command:doctor_command",
+            "Diagnose why metrics are missing.",
+            "mp-agent doctor --prometheus http://prometheus:9090 --run llama-7b",
+        ),
+        "dump": CommandEntry(
+            "node.commands.flight:dump_command",
+            "Write a flight record of a run now.",
+            "mp-agent dump --run llama-7b",
+        ),
+    },
+    "After a run": {
+        "postmortem": CommandEntry(
+            "node.commands.flight:postmortem_command",
+            "Analyse how a run went wrong: where, why, what to do.",
+            "mp-agent postmortem flight/llama-7b --html postmortem.html",
+        ),
+        "backtest": CommandEntry(
+            "backtest.command:backtest_command",
+            "Judge past runs from their logs.",
+            "mp-agent backtest trainer_state.json --details",
+        ),
+        "tune": CommandEntry(
+            "backtest.tuning.command:tune_command",
+            "Propose thresholds that keep healthy runs quiet.",
+            "mp-agent tune runs/ --labels labels.yaml --output tuned.yaml",
+        ),
+        "export": CommandEntry(
+            "export:export_command",
+            "Write the metrics of a run to a file.",
+            "mp-agent export http://prometheus:9090 --run llama --start 6h --to parquet",
+        ),
+    },
+    "Deployment": {
+        "rules": CommandEntry(
+            "alerting.rules.command:rules_command",
+            "Write the Prometheus alerting rules.",
+            "mp-agent rules --set grad_norm_high=200 --output mp_agent.rules.yaml",
+        ),
+        "alertmanager": CommandEntry(
+            "alerting.alertmanager.command:alertmanager_command",
+            "Write the Alertmanager configuration.",
+            "mp-agent alertmanager --output alertmanager/ --receiver slack",
+        ),
+        "dashboards": CommandEntry(
+            "exporters.dashboards:dashboards_command",
+            "Write the Grafana dashboards.",
+            "mp-agent dashboards --output dashboards/",
+        ),
+    },
+}
+"""All commands, by when they are needed."""
+
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 
 class _Commands(click.Group):
@@ -37,10 +144,36 @@ class _Commands(click.Group):
     What their errors quote is shown safely: names of files come from others as well.
     """
 
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        entry = COMMANDS.get(name)
+        return None if entry is None else entry.load()
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, entries in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(_NAME_WIDTH), entry.summary) for name, entry in entries.items()]
+                )
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        if incomplete.startswith("-"):
+            return super().shell_complete(context, incomplete)
+        return [
+            CompletionItem(name, help=entry.summary)
+            for name, entry in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
         except click.ClickException as error:
+            from mp_agent.inputs.addresses import shown_message
+            from mp_agent.inputs.files import printable
+
             text = error.format_message()
             shown = printable(shown_message(text), keep="\n")
             if shown == text:
@@ -73,48 +206,3 @@ def _of_printing(error: OSError) -> bool:
 @click.version_option(__version__, prog_name="mp-agent")
 def main() -> None:
     """Watch the numbers inside distributed PyTorch training."""
-
-
-EXAMPLES = {
-    "alertmanager": "mp-agent alertmanager --output alertmanager/ --receiver slack",
-    "backtest": "mp-agent backtest trainer_state.json --details",
-    "check": "mp-agent check train.py src/",
-    "compare": "mp-agent compare precision.py:make_model --dtype bf16 --html comparison.html",
-    "dashboards": "mp-agent dashboards --output dashboards/",
-    "doctor": "mp-agent doctor --prometheus http://prometheus:9090 --run llama-7b",
-    "dump": "mp-agent dump --run llama-7b",
-    "evaluate": "mp-agent evaluate train.py:make_model --precision bf16-autocast",
-    "exec": "mp-agent exec torchrun --nproc-per-node=8 train.py",
-    "export": "mp-agent export http://prometheus:9090 --run llama --start 6h --to parquet",
-    "node": "mp-agent node --dir /dev/shm/mp_agent-1000",
-    "postmortem": "mp-agent postmortem flight/llama-7b --html postmortem.html",
-    "recommend": "mp-agent recommend train.py:make_model --goal memory",
-    "rules": "mp-agent rules --set grad_norm_high=200 --output mp_agent.rules.yaml",
-    "run": "torchrun --nproc-per-node=8 -m mp_agent run train.py",
-    "top": "mp-agent top --url http://node-7:9464 --sort grad_abs_max",
-    "tune": "mp-agent tune runs/ --labels labels.yaml --output tuned.yaml",
-}
-"""What the help of each command ends with."""
-
-for command in (
-    check_command,
-    run_command,
-    exec_command,
-    node_command,
-    doctor_command,
-    dump_command,
-    postmortem_command,
-    compare_command,
-    recommend_command,
-    evaluate_command,
-    backtest_command,
-    tune_command,
-    export_command,
-    rules_command,
-    alertmanager_command,
-    dashboards_command,
-    top_command,
-):
-    if example := EXAMPLES.get(str(command.name)):
-        command.epilog = "\n\n".join(filter(None, (command.epilog, f"Example: {example}")))
-    main.add_command(command)

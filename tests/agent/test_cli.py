@@ -8,7 +8,7 @@ import sys
 import click
 import pytest
 
-from mp_agent.cli import EXAMPLES, main
+from mp_agent.cli import COMMANDS, GROUPS, main
 
 
 def completed(words: str) -> set[str]:
@@ -35,16 +35,49 @@ def test_shells_complete_commands_and_values() -> None:
     assert completed("mp-agent export x --to p") == {"parquet"}
 
 
-@pytest.mark.parametrize("name", sorted(main.commands))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_help_says_what_a_command_does_and_ends_with_an_example_of_it(name: str) -> None:
-    command = main.commands[name]
+    command = COMMANDS[name].load()
+    assert command.name == name
     text = command.get_help(click.Context(command, info_name=f"mp-agent {name}"))
     assert command.help and text.startswith(f"Usage: mp-agent {name}")
-    assert " ".join(text.split()).endswith(EXAMPLES[name])
-    words = shlex.split(EXAMPLES[name])
+    assert " ".join(text.split()).endswith(COMMANDS[name].example)
+    words = shlex.split(COMMANDS[name].example)
     known = {option for parameter in command.params for option in parameter.opts}
     given = {word for word in words[words.index(name) :] if word.startswith("--")}
     assert name == "exec" or given <= known
+
+
+def test_help_lists_every_command_with_its_summary_in_one_line() -> None:
+    lines = main.get_help(click.Context(main, info_name="mp-agent")).splitlines()
+    for title, entries in GROUPS.items():
+        assert f"{title}:" in lines
+        for name, entry in entries.items():
+            assert f"  {name:<12}  {entry.summary}" in lines
+
+
+def test_help_and_completion_import_no_command() -> None:
+    script = (
+        "import sys\nfrom mp_agent.cli import main\n"
+        "try:\n    main(['--help'], prog_name='mp-agent')\nexcept SystemExit:\n    pass\n"
+        "print(sorted(sys.modules), file=sys.stderr)"
+    )
+    for environment in ({}, {"_MP_AGENT_COMPLETE": "bash_complete", "COMP_WORDS": "mp-agent c"}):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            check=True,
+            text=True,
+            capture_output=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "COMP_CWORD": "1",
+                **environment,
+            },
+        )
+        assert "compare" in done.stdout
+        for heavy in ("pydantic", "numpy", "aiohttp", "rich", "torch", "mp_agent.settings"):
+            assert f"'{heavy}'" not in done.stderr
 
 
 @pytest.mark.slow
