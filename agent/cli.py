@@ -116,6 +116,11 @@ GROUPS: dict[str, dict[str, CommandEntry]] = {
         ),
     },
     "Deployment": {
+        "settings": CommandEntry(
+            "settings.command:settings_command",
+            "Show the settings in force, or their JSON schema.",
+            "mp-agent settings --schema",
+        ),
         "rules": CommandEntry(
             "alerting.rules.command:rules_command",
             "Write the Prometheus alerting rules.",

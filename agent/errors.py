@@ -14,6 +14,8 @@ MpAgentError
 └── CatalogError      a metric or condition record contradicts itself (also a ValueError)
 """
 
+from collections.abc import Iterable
+
 
 class MpAgentError(Exception):
     """Base of every error that mp_agent raises on purpose."""
@@ -61,3 +63,13 @@ class NothingToJudge(LogError):
 
 class CatalogError(MpAgentError, ValueError):
     """A record of a catalog contradicts itself; the message names the record."""
+
+
+def unknown_name(name: str, known: Iterable[str]) -> str:
+    """Return that a name is unknown, with the known one that was probably meant, else all."""
+    import difflib  # an error is rare, and the trainer imports this module
+
+    names = tuple(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    meant = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
+    return f"{name!r} is unknown; {meant}"

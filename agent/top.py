@@ -59,9 +59,21 @@ class _InvalidAnswer(Exception):
 @click.option(
     "--layers", type=click.IntRange(min=0), default=12, show_default=True, help="Layers shown."
 )
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print what the agents report as JSON, once, and exit as with --once.",
+)
 @click.option("--once", is_flag=True, help="Print once and exit; exit with 1 if no agent answers.")
 def top_command(
-    url: str | None, run_name: str | None, interval: float, sort: str, layers: int, once: bool
+    url: str | None,
+    run_name: str | None,
+    interval: float,
+    sort: str,
+    layers: int,
+    as_json: bool,
+    once: bool,
 ) -> None:
     """Show the runs of a node agent, updated until Ctrl-C.
 
@@ -75,6 +87,10 @@ def top_command(
             "no node agent of this user runs on this machine; name one with --url"
         )
     wanted = _Wanted(settings, run_name, sort, layers)
+    if as_json:
+        reports = [_as_json(address, wanted) for address in urls]
+        click.echo(json.dumps(reports, indent=2))
+        raise SystemExit(0 if any("problem" not in report for report in reports) else 1)
     if once:
         parts = [_agent(address, wanted) for address in urls]
         Console().print(Group(*(part for part, _ in parts)))
@@ -100,6 +116,21 @@ def local_agents(settings: Settings) -> list[str]:
 def _address(url: str) -> str:
     """Return an address with its scheme, which is often omitted."""
     return (url if "://" in url else f"http://{url}").rstrip("/")
+
+
+def _as_json(url: str, wanted: _Wanted) -> dict[str, Any]:
+    """Return a node agent's report of the runs that are wanted, or what is wrong with it."""
+    shown = shown_address(url)
+    try:
+        report = _ask(f"{url}/api/v1/snapshot", wanted.settings)
+        runs = [run for run in report["runs"] if wanted.run in (None, run["run"])]
+    except _InvalidAnswer as error:
+        return {"url": shown, "problem": str(error)}
+    except (KeyError, TypeError):
+        return {"url": shown, "problem": "answers what cannot be read"}
+    if wanted.run and not runs:
+        return {"url": shown, "problem": f"knows no run {wanted.run!r}"}
+    return {"url": shown, **report, "runs": runs}
 
 
 def _picture(urls: list[str], wanted: _Wanted) -> RenderableType:

@@ -23,7 +23,7 @@ from mp_agent.alerting.durations import parse_seconds
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import SELECTORS, Values, values_in_force
 from mp_agent.catalog.thresholds import DEFAULTS
-from mp_agent.errors import SettingError
+from mp_agent.errors import SettingError, unknown_name
 from mp_agent.settings import Settings
 
 log = logging.getLogger("mp_agent")
@@ -55,7 +55,7 @@ class Assignments:
             changes = self.severities.setdefault(condition.name, {})
             changes.update(_severity_changes(condition, name, value))
         else:
-            raise SettingError(f"{name!r} is unknown; known: {', '.join(known_names())}")
+            raise SettingError(unknown_name(name, known_names()))
 
 
 def known_names() -> tuple[str, ...]:

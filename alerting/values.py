@@ -9,7 +9,7 @@ from mp_agent.alerting.durations import BY_NAME, DURATIONS, Duration, prometheus
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.thresholds import BY_NAME as BY_THRESHOLD_NAME
 from mp_agent.catalog.thresholds import DEFAULTS, Threshold, bound_label, resolve
-from mp_agent.errors import CatalogError, SettingError
+from mp_agent.errors import CatalogError, SettingError, unknown_name
 
 SELECTORS: Mapping[str, str] = {"series": "", "targets": 'job=~".*mp-agent.*"'}
 """Label matchers by what they select: mp_agent's own series (all), and the targets that are pods or
@@ -113,12 +113,12 @@ def values_in_force(
         raise SettingError(f"time scale has value {time_scale!r}; it must be above 0")
     for name, value in (durations or {}).items():
         if name not in BY_NAME:
-            raise SettingError(f"durations: {name!r} is unknown; known: {', '.join(BY_NAME)}")
+            raise SettingError(f"durations: {unknown_name(name, BY_NAME)}")
         if not (isfinite(value) and value > 0):
             raise SettingError(f"durations: {name} has value {value!r}; it must be above 0")
     for name, text in (selectors or {}).items():
         if name not in SELECTORS:
-            raise SettingError(f"selectors: {name!r} is unknown; known: {', '.join(SELECTORS)}")
+            raise SettingError(f"selectors: {unknown_name(name, SELECTORS)}")
         if not re.fullmatch(MATCHERS, text):
             raise SettingError(
                 f"selectors: {name} has value {text!r}; write label matchers such as "

@@ -11,7 +11,7 @@ from enum import Enum
 from math import inf, isfinite
 from typing import TypeAlias, TypeGuard
 
-from mp_agent.errors import CatalogError
+from mp_agent.errors import CatalogError, unknown_name
 
 Values: TypeAlias = Mapping[str, float | str]
 """Parameters of one policy, by name."""
@@ -326,7 +326,7 @@ def default_policies() -> dict[str, dict[str, float | str]]:
 def _problems(name: str, values: Values) -> Iterator[str]:
     policy = POLICIES_BY_NAME.get(name)
     if policy is None:
-        yield f"{name!r} is unknown; known: {', '.join(POLICIES_BY_NAME)}"
+        yield unknown_name(name, POLICIES_BY_NAME)
         return
     if not isinstance(values, Mapping):
         yield f"{name} is {values!r}: must be a table of parameters"

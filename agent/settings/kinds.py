@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 from mp_agent.catalog.guard import default_policies, with_defaults
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.errors import CatalogError
+from mp_agent.errors import CatalogError, unknown_name
 
 _EXPORTERS = ("prometheus", "otlp")
 _TRACKERS = {
@@ -39,7 +39,7 @@ def _split(value: Any) -> Any:
 def _known_exporters(value: tuple[str, ...]) -> tuple[str, ...]:
     for name in value:
         if name not in _EXPORTERS:
-            raise ValueError(f"{name!r} is unknown; known: {', '.join(_EXPORTERS)}")
+            raise ValueError(unknown_name(name, _EXPORTERS))
         if name == "otlp" and not _has_otlp():
             raise ValueError("'otlp' needs the extra: pip install 'mp-agent[otlp]'")
     return value
@@ -48,7 +48,7 @@ def _known_exporters(value: tuple[str, ...]) -> tuple[str, ...]:
 def _known_trackers(value: tuple[str, ...]) -> tuple[str, ...]:
     for name in value:
         if name not in _TRACKERS:
-            raise ValueError(f"{name!r} is unknown; known: {', '.join(_TRACKERS)}")
+            raise ValueError(unknown_name(name, _TRACKERS))
         if find_spec(_TRACKERS[name]) is None:
             raise ValueError(f"{name!r} needs the extra: pip install 'mp-agent[{name}]'")
     return tuple(dict.fromkeys(value))

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mp_agent.errors import SettingError
+from mp_agent.errors import SettingError, unknown_name
 from mp_agent.inputs.addresses import shown_address
 from mp_agent.settings.fields import ENV_PREFIX, GUARDS, SECRETS, Settings
 
@@ -82,7 +82,7 @@ def _shown(name: str, value: Any) -> str:
 def _problem(name: str, value: Any) -> str | None:
     """Return what is wrong with one setting's value, or None."""
     if name not in Settings.model_fields:
-        return f"no such setting; known: {', '.join(Settings.model_fields)}"
+        return f"no such setting: {unknown_name(name, Settings.model_fields)}"
     try:
         Settings(**{name: value})
     except ValidationError as error:

@@ -3,10 +3,13 @@
 import difflib
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import click
+from rich import box
+from rich.markup import escape
+from rich.table import Table
 
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.durations import (
@@ -19,11 +22,12 @@ from mp_agent.alerting.durations import (
 from mp_agent.alerting.expressions.terms import Count, Gone, Series, Silent, Unreachable, walk
 from mp_agent.alerting.links import ALERT_MARK
 from mp_agent.alerting.rules.rule_file import render_rules, rules_heading
-from mp_agent.alerting.site import known_names, site_values
-from mp_agent.alerting.values import Values
+from mp_agent.alerting.site import OFF, site_values
+from mp_agent.alerting.values import SELECTORS, Values, number_text
 from mp_agent.catalog.metrics import METRICS
+from mp_agent.catalog.thresholds import THRESHOLDS
 from mp_agent.errors import SettingError
-from mp_agent.output import write_whole
+from mp_agent.output import Console, write_whole
 from mp_agent.settings import load_settings
 
 SHORTEST_SECONDS = 1.0
@@ -94,8 +98,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
     "rules",
     epilog="The settings `thresholds` and `alerts` apply here as well, before --set. Give the "
     "thresholds that the node agent counts against to the jobs too: "
-    f"{', '.join(_COUNTED_AGAINST)}. Names that --set knows, alerts being followed by a level, "
-    f"`.severity` or nothing: {', '.join(known_names())}.",
+    f"{', '.join(_COUNTED_AGAINST)}. `mp-agent rules --list` shows what --set can change.",
 )
 @click.option(
     "--output",
@@ -142,6 +145,12 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
     default="",
     help="Address of Grafana. Without it the alerts have no link to a dashboard.",
 )
+@click.option(
+    "--list",
+    "lists",
+    is_flag=True,
+    help="Write no rules; list what --set can change, with the values in force.",
+)
 @click.option("--check", is_flag=True, help="Write nothing; fail if --output is out of date.")
 def rules_command(
     output: Path,
@@ -150,12 +159,16 @@ def rules_command(
     scrape_seconds: float,
     runbook_base: str,
     dashboard_base: str,
+    lists: bool,
     check: bool,
 ) -> None:
     """Write the Prometheus alerting rules."""
     _check_address("runbook-base", runbook_base, mark=ALERT_MARK)
     _check_address("dashboard-base", dashboard_base)
     values = _values(assignments, time_scale)
+    if lists:
+        Console().print(*tables_of(values), sep="\n")
+        return
     heading = _heading(assignments, time_scale, runbook_base, dashboard_base)
     _note_missing_links(runbook_base, dashboard_base)
     for warning in blind_spots(values, scrape_seconds):
@@ -169,6 +182,56 @@ def rules_command(
         click.echo(text, nl=False)
     else:
         write_whole(output, text)
+
+
+def tables_of(values: Values) -> Iterator[Table]:
+    """Yield the thresholds, durations, alerts and selectors that can be set, as tables."""
+    yield _table(
+        ("threshold", "value", "default", "unit", "meaning"),
+        (
+            (
+                one.name,
+                number_text(values.limit(one)),
+                number_text(one.value),
+                one.unit,
+                one.meaning,
+            )
+            for one in THRESHOLDS
+        ),
+    )
+    yield _table(
+        ("duration", "value", "default", "meaning"),
+        (
+            (one.name, values.duration(one), prometheus_duration(one.seconds), one.meaning)
+            for one in DURATIONS
+        ),
+    )
+    yield _table(
+        ("alert", "severity", "default"),
+        (
+            (
+                f"{condition.name}.{severity.value}",
+                changed.value if changed else OFF,
+                severity.value,
+            )
+            for condition in CONDITIONS
+            for severity in (level.severity for level in condition.levels)
+            for changed in [values.severity(condition.name, severity)]
+        ),
+    )
+    yield _table(
+        ("selector", "value", "default"),
+        ((f"selectors.{name}", values.selectors[name], own) for name, own in SELECTORS.items()),
+    )
+
+
+def _table(names: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in names:
+        table.add_column(name, overflow="fold", no_wrap=name in (names[0], "value", "default"))
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
 
 
 def _note_missing_links(runbook_base: str, dashboard_base: str) -> None:

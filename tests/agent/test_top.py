@@ -118,3 +118,18 @@ def test_without_an_agent_on_this_machine_an_address_is_asked_for() -> None:
     result = top()
     assert result.exit_code == 1
     assert "--url" in result.output
+
+
+def test_json_is_what_the_agents_report_and_a_problem_is_named(agent: str) -> None:
+    found = CliRunner().invoke(top_command, ["--url", agent, "--json"])
+    assert found.exit_code == 0
+    (report,) = json.loads(found.output)
+    assert report["url"] == f"http://{agent}" and report["format"] == FORMAT
+    assert [run["run"] for run in report["runs"]] == [RUN]
+    for arguments, problem in (
+        (["--url", agent, "--run", "other"], "knows no run 'other'"),
+        (["--url", f"{agent}/foreign"], "is not a node agent, or one of another version"),
+    ):
+        wrong = CliRunner().invoke(top_command, [*arguments, "--json"])
+        assert wrong.exit_code == 1
+        assert json.loads(wrong.output)[0]["problem"] == problem

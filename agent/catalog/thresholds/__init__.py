@@ -21,7 +21,7 @@ from mp_agent.catalog.thresholds.training import (
     RUN_THRESHOLDS,
     TRAINING_THRESHOLDS,
 )
-from mp_agent.errors import SettingError
+from mp_agent.errors import SettingError, unknown_name
 
 __all__ = [
     "BY_NAME",
@@ -57,7 +57,7 @@ def resolve(overrides: Mapping[str, float]) -> dict[str, float]:
     """
     for name, value in overrides.items():
         if name not in DEFAULTS:
-            raise SettingError(f"thresholds: {name!r} is unknown; known: {', '.join(DEFAULTS)}")
+            raise SettingError(f"thresholds: {unknown_name(name, DEFAULTS)}")
         if not 0 < value < float("inf"):
             raise SettingError(f"thresholds: {name} has value {value!r}; it must be above 0")
         if BY_NAME[name].unit == "1" and value > 1:

@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from mp_agent.alerting.rules.command import rules_command
 from mp_agent.alerting.rules.rule_file import RULES_FILE, rendered_files
+from mp_agent.alerting.site import known_names
 
 
 def _run(*arguments: str) -> Result:
@@ -196,3 +197,28 @@ def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode_and_a_device_is_writte
     assert file.stat().st_mode & 0o777 == 0o640
     assert _run("--output", "/dev/null").exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.yaml", "rules.yaml"]
+
+
+def test_a_misspelt_name_is_answered_with_the_one_that_was_meant() -> None:
+    for given, meant in (
+        ("grad_norm_hgih=5", "did you mean grad_norm_high?"),
+        ("MpAgentLosSpike=off", "did you mean MpAgentLossSpike?"),
+        ("stal_window=5m", "did you mean stall_window?"),
+        ("selectors.serie=", "did you mean series?"),
+    ):
+        assert meant in _run("--set", given).output
+
+
+def test_the_list_has_everything_that_can_be_set_with_its_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    options = ("--set", "grad_norm_high=50", "--set", "MpAgentLossSpike=off")
+    lines = _run("--list", *options, "--set", "stall_window=12m").output.splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line.split()}
+    alerts = {name.partition(".")[0] for name in rows if name.startswith("MpAgent")}
+    listed = (rows.keys() | alerts) - {name for name in rows if "." in name and "Mp" in name}
+    assert set(known_names()) <= listed
+    assert rows["grad_norm_high"][:3] == ["50", "100", "{norm}"]
+    assert rows["stall_window"][:2] == ["12m", "10m"]
+    assert rows["MpAgentLossSpike.warning"][:2] == ["off", "warning"]
