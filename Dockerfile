@@ -14,21 +14,8 @@ COPY exporters exporters
 COPY alerting alerting
 COPY grafana/dashboards grafana/dashboards
 COPY packaging packaging
-# The package's dependencies but torch, which only the probe in the trainer needs.
-RUN python - <<'LIST' > /tmp/requirements.txt
-try:
-    import tomllib
-except ImportError:  # Python 3.10
-    from pip._vendor import tomli as tomllib
-with open("pyproject.toml", "rb") as file:
-    project = tomllib.load(file)["project"]
-wanted = [*project["dependencies"], *project["optional-dependencies"]["otlp"]]
-print("\n".join(item for item in wanted if not item.startswith("torch")))
-LIST
 RUN python -m venv /opt/mp-agent \
- && /opt/mp-agent/bin/pip install --no-cache-dir --constraint constraints.txt \
-      --requirement /tmp/requirements.txt \
- && /opt/mp-agent/bin/pip install --no-cache-dir --no-deps .
+ && /opt/mp-agent/bin/pip install --no-cache-dir --constraint constraints.txt '.[otlp-grpc]'
 
 FROM ${BASE}
 COPY --from=build /opt/mp-agent /opt/mp-agent

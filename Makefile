@@ -27,12 +27,15 @@ help: ## List the targets
 $(INSTALLED): pyproject.toml constraints.txt hatch_build.py agent packaging
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),$(OTHER_TORCH) > $(CONSTRAINTS))
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --group dev \
+		--editable '.[torch,export,otlp-grpc]'
 	@touch $@
 
 # DeepSpeed builds from source against the torch that is installed, hence no build isolation.
 $(FRAMEWORKS): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[frameworks-test]'
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --group frameworks-test \
+		--editable '.[comet,mlflow,wandb]'
 	$(BIN)/python -m pip install --quiet setuptools wheel ninja py-cpuinfo
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) \
 		--no-build-isolation deepspeed

@@ -11,6 +11,7 @@ MpAgentError
 │   ├── AnswerTooLarge  its answer is larger than what is read
 │   └── LogError        a training log cannot be read: absent, of no known format
 │       └── NothingToJudge  it holds no number that a condition looks at
+├── TorchError        torch is absent, or too old for what was asked
 └── CatalogError      a metric or condition record contradicts itself (also a ValueError)
 """
 
@@ -59,6 +60,10 @@ class LogError(SourceError):
 
 class NothingToJudge(LogError):
     """A training log can be read, but holds no number that a condition looks at."""
+
+
+class TorchError(MpAgentError):
+    """What was asked needs torch, or a newer one; the message says which, and how to install it."""
 
 
 class CatalogError(MpAgentError, ValueError):

@@ -104,8 +104,8 @@ _OF_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 class MissingExtraError(MpAgentError):
     """A package is missing that writes a format; the message says how to install it."""
 
-    def __init__(self, package: str) -> None:
-        super().__init__(f"{package} is missing: pip install 'mp-agent[export]'")
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is missing: pip install 'mp-agent[{extra}]'")
 
 
 def write_csv(path: Path, samples: Iterable[ExportedNumber]) -> int:
@@ -136,7 +136,7 @@ def write_parquet(path: Path, samples: Iterable[ExportedNumber]) -> int:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise MissingExtraError("pyarrow") from error
+        raise MissingExtraError("pyarrow", "parquet") from error
     texts = pa.dictionary(pa.int32(), pa.string())
     types = (texts, pa.int64(), pa.float64(), texts, texts, texts, pa.float64())
     schema = pa.schema(list(zip(ExportedNumber._fields, types, strict=True)))
@@ -165,7 +165,7 @@ def write_tensorboard(path: Path, samples: Iterable[ExportedNumber]) -> int:
     try:
         from tensorboardX import SummaryWriter
     except ImportError as error:
-        raise MissingExtraError("tensorboardX") from error
+        raise MissingExtraError("tensorboardX", "tensorboard") from error
     writers: dict[str, SummaryWriter] = {}
     count = 0
     path.mkdir()

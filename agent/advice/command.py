@@ -10,6 +10,7 @@ from mp_agent.advice.report.terminal import print_recommendation
 from mp_agent.compare.target import is_target, load_target, progress_bar
 from mp_agent.errors import AdviceError, MpAgentError
 from mp_agent.output import Console, write_whole
+from mp_agent.version import require_torch
 
 _WRONG_USE = 2
 
@@ -125,6 +126,7 @@ def recommend_target(
     """Load a target and recommend a plan for it, with a progress bar on a terminal."""
     if not is_target(target):
         raise AdviceError(f"{target}: is no script.py:function")
+    require_torch()
     # Only here: the help needs no torch.
     from mp_agent.advice.api import recommend_plan
 

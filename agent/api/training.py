@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mp_agent.errors import SettingError
 from mp_agent.records.conditions import ConditionEvent
 from mp_agent.records.global_statistics import GlobalStatistics
+from mp_agent.version import torch_problem
 
 if TYPE_CHECKING:
     from torch import Tensor, nn, optim
@@ -141,9 +142,13 @@ def init(
     run's name, unless this call gives `run`, a different one for each group then.
 
     Raises SettingError, naming field and value, when a setting given here is wrong. Everything
-    else that fails is logged and counted, and training goes on unwatched.
+    else that fails, a torch that is absent or too old among it, is logged and counted, and training
+    goes on unwatched.
     """
     try:
+        if problem := torch_problem():
+            logging.getLogger("mp_agent").error("%s; training goes on unwatched", problem)
+            return
         from mp_agent.probe import api
 
         api.init(model, optimizer, process_group, settings)

@@ -13,6 +13,7 @@ from mp_agent.compare.runs.command import compare_runs, compare_scraped_runs
 from mp_agent.compare.target import is_target, load_target, progress_bar
 from mp_agent.errors import CompareError, MpAgentError
 from mp_agent.output import Console, refuse, write_whole
+from mp_agent.version import require_torch
 
 
 @click.command("compare")
@@ -163,6 +164,7 @@ def _compare(
     search_trials: int,
     required: tuple[str, ...],
 ) -> PrecisionReport:
+    require_torch()
     # Only here: comparing runs, and the help, need no torch.
     from mp_agent.compare.api import compare
 

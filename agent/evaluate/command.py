@@ -13,6 +13,7 @@ from mp_agent.errors import AdviceError, MpAgentError
 from mp_agent.evaluate.report.model import PlanEvaluation, as_json
 from mp_agent.evaluate.report.terminal import print_evaluation
 from mp_agent.output import Console, write_whole
+from mp_agent.version import require_torch
 
 _WRONG_USE = 2
 _REQUIRABLE = ("speed", "memory", "loss")
@@ -89,6 +90,7 @@ def evaluate_command(
     weights and see the same batches and random numbers; the optimizer is AdamW.
     """
     try:
+        require_torch()
         plan = _given_plan(plan_path, precision)
         found = _evaluate(target, plan, goal, steps, warmup_steps, learning_rate)
     except MpAgentError as error:

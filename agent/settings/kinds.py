@@ -23,7 +23,7 @@ _TRACKERS = {
 }
 """Package of each tracker."""
 _HOST_PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,255}")
-_OTLP_PACKAGES = ("sdk.metrics", "exporter.otlp.proto.http", "exporter.otlp.proto.grpc")
+_OTLP_PACKAGES = ("sdk.metrics", "exporter.otlp.proto.http")
 
 
 def _from_json(value: Any) -> Any:

@@ -57,8 +57,10 @@ def _open_exporter(
 ) -> tuple[OtlpExporter, OtlpResponse]:
     # Imported only when used: gRPC takes 20 MB of memory.
     if transport.grpc:
-        from mp_agent.exporters.otlp.transport.grpc_exporters import open_grpc_exporter
-
+        try:
+            from mp_agent.exporters.otlp.transport.grpc_exporters import open_grpc_exporter
+        except ImportError as error:
+            raise ExportError(f"{error}; pip install 'mp-agent[otlp-grpc]'") from error
         return open_grpc_exporter(transport, timeout_seconds)
     from mp_agent.exporters.otlp.transport.http_exporters import open_http_exporter
 

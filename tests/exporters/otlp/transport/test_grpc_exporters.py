@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 
@@ -12,6 +13,14 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 from mp_agent.catalog.metric import Kind
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.exporters.otlp.conversion.events import PROCESS_METRICS
+from mp_agent.exporters.otlp.environment import (
+    LogCapture,
+    OtlpSignal,
+    Redactor,
+    read_environment,
+)
+from mp_agent.exporters.otlp.service import open_client
+from mp_agent.exporters.otlp.transport.client import ExportError
 from mp_agent.version import __version__
 from tests.exporters.otlp.conversion.test_metrics_data import many_layers
 from tests.exporters.otlp.grpc_collector import Collector, grpc_collector
@@ -28,6 +37,17 @@ def collector(monkeypatch) -> Iterator[Collector]:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", running.url)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
         yield running
+
+
+def test_without_grpc_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    monkeypatch.delitem(
+        sys.modules, "mp_agent.exporters.otlp.transport.grpc_exporters", raising=False
+    )
+    environment = read_environment({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
+    transport = environment.transports[OtlpSignal.METRICS]
+    with pytest.raises(ExportError, match=r"no exporter for metrics: .*mp-agent\[otlp-grpc\]"):
+        open_client(transport, LogCapture(Redactor({})))
 
 
 def test_resource_scope_temporality_times_units_and_descriptions(collector, tmp_path, monkeypatch):
