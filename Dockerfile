@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # The node agent: no torch, no GPU. Build from the repository's root:
 #   docker build -t mp-agent:0.1.0 .
-# On another base with Python 3.10 or newer, such as a mirror's or a hardened one:
+# On another base with Python 3.11 or newer, such as a mirror's or a hardened one:
 #   docker build --build-arg BASE=registry.example.com/python:3.12-slim -t mp-agent:0.1.0 .
 # Runs with a read-only root filesystem, given a writable /tmp and the shared memory of the job.
 ARG BASE=python:3.11.13-slim-bookworm

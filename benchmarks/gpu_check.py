@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -76,7 +76,7 @@ def report(device: torch.device, sizes: Sizes) -> Iterator[Section]:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         yield Section(f"## {title}\n\n{text}\n", failed)
-    date = datetime.now(timezone.utc).date().isoformat()
+    date = datetime.now(UTC).date().isoformat()
     yield Section(f"## Targets\n\n{describe(device)}, {date}\n\n{targets.table(found)}\n")
 
 

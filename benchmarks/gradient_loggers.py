@@ -4,7 +4,8 @@ The transformer of `step_overhead` is trained in one process; in each round ever
 a few steps, forth and back, so that all see the same machine. A ratio is the median over rounds of
 a turn to the bare one of its round, with the 90 % interval of the bootstrapped median. mp_agent and
 `get_total_norm` give one norm per step (mp_agent all its columns, and layers when due), the others
-a value per parameter. Lightning and wandb take part where they are installed: `pip install --group benchmarks`.
+a value per parameter. Lightning and wandb take part where they are installed:
+`pip install --group benchmarks`.
 
     python -m benchmarks.gradient_loggers [--device cuda] [--model NAME] [--precision NAME]
         [--rounds N] [--threads N]

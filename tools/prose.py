@@ -10,15 +10,11 @@ import io
 import re
 import sys
 import tokenize
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
 RULES = Path(__file__).with_name("prose.toml")

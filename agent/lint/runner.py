@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -62,11 +62,6 @@ def relative(path: str, base: Path) -> str:
     except ValueError:
         return Path(path).as_posix()
 
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _FILE_BYTES_MAX = 8 << 20
 _TABLE = "tool.mp-agent.check"

@@ -61,7 +61,7 @@ class Shutdown:
         """Sleep unless stopped; then check whether the parent process still exists."""
         try:
             await asyncio.wait_for(self._stop.wait(), seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             orphaned = self._parent_pid is not None and os.getppid() != self._parent_pid
             if orphaned and self.deadline_seconds is None:
                 self._request()

@@ -13,7 +13,7 @@ import logging
 import os
 import reprlib
 import stat
-import sys
+import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,6 @@ from pydantic import ValidationError
 from mp_agent.errors import SettingError, unknown_name
 from mp_agent.inputs.addresses import shown_address
 from mp_agent.settings.fields import ENV_PREFIX, GUARDS, SECRETS, Settings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 log = logging.getLogger("mp_agent")
 

@@ -1,7 +1,7 @@
 """The tables of leads, and the page that holds them."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -173,7 +173,7 @@ def _fired(fired: Mapping[str, int]) -> str:
 
 
 def _machine() -> str:
-    today = datetime.now(timezone.utc).date().isoformat()
+    today = datetime.now(UTC).date().isoformat()
     return f"{describe(torch.device('cpu'))}; {today}"
 
 

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -138,7 +138,7 @@ def _with_kernel_log(evidence: Evidence, planted: Planted, directory: Path) -> E
         return evidence
     steps = replay(evidence.ranks).steps
     bad = next((s for s in steps if s.nonfinite_loss_ranks), steps[-1])
-    moment = datetime.fromtimestamp(bad.time_unix_seconds - 1e-3, timezone.utc)
+    moment = datetime.fromtimestamp(bad.time_unix_seconds - 1e-3, UTC)
     path = directory / f"{planted.name}.dmesg"
     path.write_text(f"{moment.isoformat()} host kernel: {planted.kernel_log}\n")
     return replace(evidence, gpu_errors=read_gpu_errors(path))

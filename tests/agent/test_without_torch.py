@@ -3,16 +3,12 @@
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from mp_agent.version import TORCH_MINIMUM
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "numpy", "pydantic", "msgspec", "aiohttp", "click", "rich", "prometheus_client")

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.cli import main
+from mp_agent.cli import COMMANDS
 from mp_agent.settings import ENV_PREFIX, Settings
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.every import for_every
@@ -73,7 +73,7 @@ def commands(block: Block) -> Iterator[list[str]]:
             words = words[words.index("mp-agent") + 1 :]
             end = next((i for i, word in enumerate(words) if set(word) <= set("|;&<>()")), None)
             # What follows a release's or a unit's name is no command.
-            if words and words[0] in main.commands:
+            if words and words[0] in COMMANDS:
                 yield words[:end]
 
 
@@ -89,7 +89,7 @@ def test_commands_exist_with_their_options(block: Block) -> None:
 def assert_commands_exist(block: Block) -> None:
     """Fail unless each command of the block exists, with the options that it is given."""
     for name, *arguments in commands(block):
-        command = main.commands[name]
+        command = COMMANDS[name].load()
         context = click.Context(command, **command.context_settings)
         command.make_parser(context).parse_args(list(arguments))
 

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from re import sub
 from typing import TypeVar
@@ -128,7 +128,7 @@ _REASON_CHARACTERS_MAX = 60
 
 def record_name(time_unix_seconds: float, reason: str) -> str:
     """Return the name of a record, which sorts by time and contains the reason."""
-    moment = datetime.fromtimestamp(time_unix_seconds, timezone.utc)
+    moment = datetime.fromtimestamp(time_unix_seconds, UTC)
     milliseconds = moment.microsecond // 1000
     legible = sub(r"[^A-Za-z0-9]+", "-", reason)[:_REASON_CHARACTERS_MAX].strip("-") or "unnamed"
     return f"{moment:%Y%m%dT%H%M%S}.{milliseconds:03d}Z-{legible}"

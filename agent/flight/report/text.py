@@ -1,6 +1,6 @@
 """The texts of an analysis, for the terminal and the page alike."""
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from rich.console import Console, Group
 from rich.padding import Padding
@@ -45,7 +45,7 @@ def moment(time_unix_seconds: float | None) -> str:
     """Return a time in UTC."""
     if time_unix_seconds is None:
         return "–"
-    return f"{datetime.fromtimestamp(time_unix_seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{datetime.fromtimestamp(time_unix_seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def verdict(analysis: Analysis) -> str:

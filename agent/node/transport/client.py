@@ -154,7 +154,7 @@ class PushClient:
                 answer = await _at_most(response.content, _ANSWER_BYTES_MAX)
                 reason = "" if response.status == 200 else _legible(answer)
                 return Reply(response.status, answer, reason, _retry_after_seconds(response))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return Reply(0, reason=f"no answer within {self._timeout_seconds:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Reply(0, reason=_why(error))

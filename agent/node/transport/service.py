@@ -115,7 +115,7 @@ class ReportHandlers:
             if link is not None:
                 link.count_request(size, refused=True)
             return _refused(refusal)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return _refused(_Refusal(408, f"the body took more than {_BODY_SECONDS:g} s"))
         except ConnectionError:
             return _refused(_Refusal(400, "the sender has gone"))

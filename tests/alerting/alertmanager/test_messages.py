@@ -5,7 +5,7 @@ import re
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ def _alert(name: str, severity: str, run: str | None, **parts: Any) -> dict[str,
 
 
 def _ago(seconds: float) -> str:
-    return (datetime.now(timezone.utc) - timedelta(seconds=seconds)).isoformat()
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
 
 
 def test_alerts_of_one_run_come_in_one_message_and_those_of_another_in_another(desk: Desk) -> None:

@@ -3,7 +3,7 @@
 import json
 import urllib.request
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 from tools.servers.running import alertmanager, read_json
 
 _TIME_SCALE = 1 / 20
-_BEGAN = datetime(2026, 1, 2, 3, 0, tzinfo=timezone.utc)
+_BEGAN = datetime(2026, 1, 2, 3, 0, tzinfo=UTC)
 """When every run began."""
 _ADDRESS = "http://alertmanager.example"
 
@@ -52,7 +52,7 @@ def _without_tls(configuration: str) -> str:
 
 
 def _send(url: str, alerts: Sequence[Fired]) -> None:
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     body = [
         {
             "labels": dict(alert.labels),
