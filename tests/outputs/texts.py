@@ -41,6 +41,7 @@ MODEL = Path(__file__).parent / "exact_model.py"
 _SERIES_PUSHED = 1
 """Of each metric; tests of the exporter compare all of a push with a scrape."""
 _BYTES_PER_LINE = 16
+_TERMINAL = {"COLUMNS": "80", "FORCE_COLOR": None, "TTY_COMPATIBLE": None}
 
 
 def texts(directory: Path) -> tuple[dict[str, str], Snapshot]:
@@ -164,7 +165,7 @@ def _commands(directory: Path, players: Mapping[str, Player]) -> dict[str, str]:
 
 
 def _output(*arguments: str) -> str:
-    result = CliRunner().invoke(main, arguments)
+    result = CliRunner(env=_TERMINAL).invoke(main, arguments)
     assert isinstance(result.exception, SystemExit | None), result.output
     return result.stdout
 
