@@ -1,0 +1,25 @@
+"""What a merged step says where nobody has observed it."""
+
+from mp_agent.records.columns import GRADIENTS
+from mp_agent.records.merged import OptimizerStep
+from tests.agent.node.builders import merged_step
+
+
+def test_a_step_of_which_no_rank_says_that_it_was_skipped_was_not() -> None:
+    step = merged_step(norm=2.0)
+    assert "skipped" not in step.columns
+    assert not step.skipped and not step.weights_kept and not step.flag("loss_nonfinite")
+    assert step.counts(GRADIENTS) and step.gradients_judged
+
+
+def test_a_skipped_step_kept_its_weights_and_its_gradients_do_not_count() -> None:
+    step = merged_step(norm=2.0, skipped=1.0)
+    assert step.skipped and step.weights_kept and not step.gradients_judged
+
+
+def test_gradients_that_were_not_measured_have_no_norm() -> None:
+    nothing = OptimizerStep(sequence=1, families={}, complete=frozenset())
+    squares = {GRADIENTS.name: {"sum_squares": 9.0}}
+    measured = OptimizerStep(sequence=1, families=squares, complete=frozenset())
+    assert merged_step().grad_norm is nothing.grad_norm is None
+    assert merged_step(norm=3.0).grad_norm == measured.grad_norm == 3.0
