@@ -261,8 +261,8 @@ def report(results: Sequence[Result], asked: int, seed: int) -> str:
             "# Mutants",
             "",
             "Written by `python -m tools.mutants --write`: small changes of the code, one at a "
-            "time, and whether a test fails. Tests marked slow or long are not among them, and with "
-            "them those of the Triton kernels: what survives there may be noticed by these.",
+            "time, and whether a test fails. Tests marked slow or long are not among them, nor "
+            "with them those of the Triton kernels: they may notice what survives there.",
             "",
             f"{date.today()}, commit {commit}, {describe(torch.device('cpu'))}. Seed {seed}: "
             f"{len(results)} of {asked} mutants examined.",
