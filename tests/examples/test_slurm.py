@@ -27,14 +27,18 @@ RULES = EXAMPLES.parent / "alerting" / "rendered" / "mp_agent.rules.yaml"
 def test_promtool_takes_the_scrape_configuration_with_the_shipped_rules(
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    shipped = EXAMPLES / "slurm" / "prometheus.yml"
     configuration = tmp_path / "prometheus.yml"
-    configuration.write_bytes((EXAMPLES / "slurm" / "prometheus.yml").read_bytes())
+    configuration.write_bytes(shipped.read_bytes())
     for rules in (RULES, EXAMPLES / "slurm" / "gpus.rules.yaml"):
         (tmp_path / rules.name).write_bytes(rules.read_bytes())
-    checked = subprocess.run(
-        [server("promtool"), "check", "config", configuration], capture_output=True, text=True
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    for file, rule_files in ((shipped, 1), (configuration, 2)):
+        checked = subprocess.run(
+            [server("promtool"), "check", "config", file], capture_output=True, text=True
+        )
+        output = checked.stdout + checked.stderr
+        assert checked.returncode == 0, output
+        assert f"SUCCESS: {rule_files} rule files found" in output
 
 
 def scrape_job() -> dict[str, Any]:

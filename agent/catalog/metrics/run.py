@@ -199,7 +199,8 @@ RUN_METRICS = (
     histogram(
         "mp_agent.step.duration",
         "s",
-        bounds=(0.011, 0.025, 0.05, 0.11, 0.25, 0.5, 1.1, 2.5, 5.1, 10.1, 30.1, 60.1, 300.1),
+        # None is an integer, which Prometheus and OTLP would write as different labels.
+        bounds=tuple(0.0125 * 2**power for power in range(15)),
         help="Wall time from one step's end to the next on the slowest rank.",
         count=_step_seconds,
     ),

@@ -100,6 +100,11 @@ class _Rendering:
     """Duration of rendering."""
 
 
+async def _without_versions(_request: web.Request, response: web.StreamResponse) -> None:
+    """Leave out the header that names the versions of aiohttp and Python."""
+    response.headers.pop("Server", None)
+
+
 class MetricsServer:
     """Serves the exposure that `expose` returns; it is called in the event loop."""
 
@@ -126,6 +131,7 @@ class MetricsServer:
             app.router.add_get("/metrics", self._metrics, allow_head=False)
         app.router.add_get("/healthz", _healthz)
         app.router.add_routes(self._routes)
+        app.on_response_prepare.append(_without_versions)
         self._runner = web.AppRunner(
             app, access_log=None, logger=_http_log, shutdown_timeout=_SHUTDOWN_SECONDS
         )

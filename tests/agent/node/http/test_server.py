@@ -145,3 +145,13 @@ def test_a_crowd_of_one_address_does_not_displace_the_connection_of_another(
             writer.close()
 
     served(crowd)
+
+
+def test_no_answer_names_the_versions_of_what_serves_it() -> None:
+    async def ask(url: str) -> None:
+        async with _unbounded() as session:
+            for path in ("/metrics", "/healthz", "/api/v1/snapshot", "/nothing"):
+                async with session.get(f"{url}{path}") as answer:
+                    assert "Server" not in answer.headers
+
+    served(ask)
