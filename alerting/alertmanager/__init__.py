@@ -2,16 +2,16 @@
 
 from mp_agent.alerting.alertmanager.configuration import (
     CONFIGURATION_FILE,
-    EVERY_CHANNEL,
     MESSAGES,
     MESSAGES_FILE,
+    USUAL_CHANNELS,
     render_alertmanager,
 )
 
 __all__ = [
     "CONFIGURATION_FILE",
-    "EVERY_CHANNEL",
     "MESSAGES",
     "MESSAGES_FILE",
+    "USUAL_CHANNELS",
     "render_alertmanager",
 ]

@@ -18,14 +18,22 @@ class Channel(Enum):
     PAGERDUTY = "pagerduty"
     EMAIL = "email"
     WEBHOOK = "webhook"
+    OPSGENIE = "opsgenie"
+    TEAMS = "teams"
+
+    @property
+    def configs(self) -> str:
+        """Key of its integrations in a receiver."""
+        return "msteamsv2_configs" if self is Channel.TEAMS else f"{self.value}_configs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """What only a site knows: addresses, and where its secrets lie. Wrong ones are refused.
 
-    secrets_dir: holds slack_api_url, pagerduty_routing_key, smtp_password and webhook_url, as far
-    as the channels need them. webhook_url: empty for one that is a secret itself.
+    secrets_dir: holds slack_api_url, pagerduty_routing_key, smtp_password, webhook_url,
+    opsgenie_api_key and teams_webhook_url, as far as the channels need them.
+    webhook_url: empty for one that is a secret itself.
     email_user: empty for a mail server that asks for no password.
     """
 
@@ -59,6 +67,8 @@ _SUITS: Mapping[Channel, frozenset[Severity]] = {
     Channel.PAGERDUTY: frozenset({Severity.CRITICAL}),
     Channel.EMAIL: frozenset({Severity.CRITICAL, Severity.WARNING}),
     Channel.WEBHOOK: frozenset(Severity),
+    Channel.OPSGENIE: frozenset({Severity.CRITICAL, Severity.WARNING}),
+    Channel.TEAMS: frozenset(Severity),
 }
 """Warnings are not paged and info alerts are not mailed, unless there is no other channel."""
 
@@ -71,7 +81,7 @@ def integrations(
     Of the channels given, those that suit the severity; all of them where none does.
     """
     suiting = tuple(c for c in channels if severity in _SUITS[c]) or channels
-    return {f"{c.value}_configs": [_MAKERS[c](site)] for c in suiting}
+    return {c.configs: [_MAKERS[c](site)] for c in suiting}
 
 
 def _slack(site: Site) -> dict[str, Any]:
@@ -131,9 +141,37 @@ def _webhook(site: Site) -> dict[str, Any]:
     return {"url_file": f"{site.secrets_dir}/webhook_url"}
 
 
+def _opsgenie(site: Site) -> dict[str, Any]:
+    return {
+        "api_key_file": f"{site.secrets_dir}/opsgenie_api_key",
+        "send_resolved": True,
+        "message": '{{ template "mp_agent.title" . }}',
+        "description": '{{ template "mp_agent.text" . }}',
+        "source": '{{ template "mp_agent.link" . }}',
+        "entity": "{{ .CommonLabels.run }}",
+        "priority": '{{ template "mp_agent.opsgenie.priority" . }}',
+        "tags": '{{ template "mp_agent.severity" . }},{{ .CommonLabels.component }}',
+        "details": {
+            "num_firing": "{{ .Alerts.Firing | len }}",
+            "num_resolved": "{{ .Alerts.Resolved | len }}",
+        },
+    }
+
+
+def _teams(site: Site) -> dict[str, Any]:
+    return {
+        "webhook_url_file": f"{site.secrets_dir}/teams_webhook_url",
+        "send_resolved": True,
+        "title": '{{ template "mp_agent.title" . }}',
+        "text": '{{ template "mp_agent.text" . }}',
+    }
+
+
 _MAKERS: Mapping[Channel, Callable[[Site], dict[str, Any]]] = {
     Channel.SLACK: _slack,
     Channel.PAGERDUTY: _pagerduty,
     Channel.EMAIL: _email,
     Channel.WEBHOOK: _webhook,
+    Channel.OPSGENIE: _opsgenie,
+    Channel.TEAMS: _teams,
 }

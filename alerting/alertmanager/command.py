@@ -8,9 +8,9 @@ import click
 from mp_agent.alerting.alertmanager.channels import Channel, Site
 from mp_agent.alerting.alertmanager.configuration import (
     CONFIGURATION_FILE,
-    EVERY_CHANNEL,
     MESSAGES,
     MESSAGES_FILE,
+    USUAL_CHANNELS,
     render_alertmanager,
 )
 from mp_agent.errors import SettingError
@@ -31,7 +31,8 @@ _ADDRESSES = {
 @click.command(
     "alertmanager",
     epilog="Secrets are never written: Alertmanager reads them from files below --secrets-dir: "
-    "slack_api_url, pagerduty_routing_key, smtp_password, and webhook_url unless it is given here.",
+    "slack_api_url, pagerduty_routing_key, smtp_password, opsgenie_api_key, teams_webhook_url, and "
+    "webhook_url unless it is given here.",
 )
 @click.option(
     "--output",
@@ -44,7 +45,8 @@ _ADDRESSES = {
     "receivers",
     type=click.Choice([channel.value for channel in Channel]),
     multiple=True,
-    help="A channel that this site has; repeatable. Without it, all of them.",
+    help="A channel that this site has; repeatable. Without it: "
+    f"{', '.join(channel.value for channel in USUAL_CHANNELS)}.",
 )
 @click.option("--secrets-dir", default=_SITE.secrets_dir, show_default=True)
 @click.option("--slack-channel", default=_SITE.slack_channel, show_default=True)
@@ -69,7 +71,7 @@ def alertmanager_command(
     output: Path, receivers: tuple[str, ...], time_scale: float, **addresses: str
 ) -> None:
     """Write the Alertmanager configuration and its message templates."""
-    channels = tuple(Channel(name) for name in dict.fromkeys(receivers)) or EVERY_CHANNEL
+    channels = tuple(Channel(name) for name in dict.fromkeys(receivers)) or USUAL_CHANNELS
     _check_used(channels, addresses)
     try:
         configuration = render_alertmanager(

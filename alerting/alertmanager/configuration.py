@@ -117,6 +117,10 @@ What to do: {{ .Annotations.remedy }}
 {{ if .Alerts.Firing }}{{ template "mp_agent.silence" . }}: {{ template "mp_agent.silence_url" . }}
 {{ end }}{{ end }}
 
+{{ define "mp_agent.opsgenie.priority" -}}
+{{ if eq .CommonLabels.severity "info" }}P5{{ else if eq .CommonLabels.severity "warning" }}P3{{ else }}P1{{ end }}
+{{- end }}
+
 {{ define "mp_agent.slack.color" -}}
 {{ if not .Alerts.Firing }}good{{ else if eq .CommonLabels.severity "info" }}#439FE0
 {{- else if eq .CommonLabels.severity "warning" }}warning{{ else }}danger{{ end }}
@@ -306,7 +310,8 @@ CONFIGURATION_FILE = "alertmanager.yaml"
 MESSAGES_FILE = "mp_agent.tmpl"
 """In the directory of the configuration, which names it without a path."""
 
-EVERY_CHANNEL = tuple(Channel)
+USUAL_CHANNELS = (Channel.SLACK, Channel.PAGERDUTY, Channel.EMAIL, Channel.WEBHOOK)
+"""Those of a configuration for which none was chosen."""
 
 
 def render_alertmanager(

@@ -5,9 +5,9 @@ from typing import Any
 
 from mp_agent.alerting.alertmanager import (
     CONFIGURATION_FILE,
-    EVERY_CHANNEL,
     MESSAGES,
     MESSAGES_FILE,
+    USUAL_CHANNELS,
     render_alertmanager,
 )
 from mp_agent.alerting.condition import Condition, Level
@@ -64,7 +64,7 @@ def rendered_files() -> Mapping[str, str]:
     values = values_in_force()
     texts = {
         RULES_FILE: render_rules(values),
-        CONFIGURATION_FILE: render_alertmanager(_HEADING, channels=EVERY_CHANNEL),
+        CONFIGURATION_FILE: render_alertmanager(_HEADING, channels=USUAL_CHANNELS),
         MESSAGES_FILE: MESSAGES,
     }
     return {

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from mp_agent.alerting.alertmanager import (
-    EVERY_CHANNEL,
     MESSAGES,
     MESSAGES_FILE,
+    USUAL_CHANNELS,
     render_alertmanager,
 )
 from mp_agent.alerting.alertmanager.channels import Channel, Site
@@ -21,7 +21,7 @@ from mp_agent.errors import SettingError
 
 _SETS = [
     channels
-    for channels in chain.from_iterable(combinations(Channel, n) for n in range(1, 5))
+    for channels in chain.from_iterable(combinations(Channel, n) for n in (1, 2, len(Channel)))
     if channels != (Channel.WEBHOOK,)
 ]
 
@@ -72,7 +72,7 @@ def test_a_webhook_alone_needs_no_messages(server: Callable[[str], Path], tmp_pa
 def test_alerts_go_where_component_and_severity_say(
     server: Callable[[str], Path], tmp_path: Path, labels: tuple[str, ...], receiver: str
 ) -> None:
-    path = _written(tmp_path, channels=EVERY_CHANNEL)
+    path = _written(tmp_path, channels=USUAL_CHANNELS)
     command = [str(server("amtool")), "config", "routes", "test", f"--config.file={path}"]
     subprocess.run(
         [*command, f"--verify.receivers={receiver}", *labels], check=True, capture_output=True
@@ -80,12 +80,12 @@ def test_alerts_go_where_component_and_severity_say(
 
 
 def test_nobody_is_paged_for_a_warning_or_mailed_a_hint() -> None:
-    receivers = _receivers(channels=EVERY_CHANNEL)
+    receivers = _receivers(channels=tuple(Channel))
     assert {name: set(receiver) - {"name"} for name, receiver in receivers.items()} == {
         "nobody": set(),
-        "on-call": {"slack_configs", "pagerduty_configs", "email_configs", "webhook_configs"},
-        "tickets": {"slack_configs", "email_configs", "webhook_configs"},
-        "hints": {"slack_configs", "webhook_configs"},
+        "on-call": {channel.configs for channel in Channel},
+        "tickets": {channel.configs for channel in Channel} - {"pagerduty_configs"},
+        "hints": {"slack_configs", "webhook_configs", "msteamsv2_configs"},
     }
 
 
@@ -98,10 +98,17 @@ def test_no_severity_goes_nowhere(channels: tuple[Channel, ...]) -> None:
 
 
 def test_no_secret_is_in_the_file() -> None:
-    text = render_alertmanager("x", channels=EVERY_CHANNEL, site=Site(secrets_dir="/s"))
-    for key in ("api_url", "routing_key", "auth_password", "url", "password"):
-        assert f" {key}:" not in text
-    for path in ("slack_api_url", "pagerduty_routing_key", "smtp_password", "webhook_url"):
+    text = render_alertmanager("x", channels=tuple(Channel), site=Site(secrets_dir="/s"))
+    for key in ("api_url", "api_key", "routing_key", "auth_password", "url", "password"):
+        assert f" {key}:" not in text and f"webhook_{key}:" not in text
+    for path in (
+        "slack_api_url",
+        "pagerduty_routing_key",
+        "smtp_password",
+        "webhook_url",
+        "opsgenie_api_key",
+        "teams_webhook_url",
+    ):
         assert f": /s/{path}\n" in text
 
 

@@ -15,12 +15,11 @@ import pytest
 import yaml
 
 from mp_agent.alerting.alertmanager import (
-    EVERY_CHANNEL,
     MESSAGES,
     MESSAGES_FILE,
     render_alertmanager,
 )
-from mp_agent.alerting.alertmanager.channels import Site
+from mp_agent.alerting.alertmanager.channels import Channel, Site
 from tests.alerting.alertmanager.inboxes import Inboxes, inboxes
 from tests.waiting import wait_until
 from tools.servers.running import alertmanager, read_json
@@ -69,12 +68,14 @@ def desk(server: Callable[[str], Path], tmp_path_factory: Any) -> Iterator[Desk]
             "slack_api_url": f"{inbox.http_url}/slack",
             "pagerduty_routing_key": "f" * 32,
             "webhook_url": f"{inbox.http_url}/webhook",
+            "opsgenie_api_key": "an-api-key",
+            "teams_webhook_url": f"{inbox.http_url}/teams",
         }
         for name, secret in secrets.items():
             (directory / name).write_text(secret)
         (directory / MESSAGES_FILE).write_text(MESSAGES)
         site = Site(secrets_dir=str(directory), smarthost=inbox.smarthost, email_user="")
-        text = render_alertmanager("x", channels=EVERY_CHANNEL, site=site, time_scale=_TIME_SCALE)
+        text = render_alertmanager("x", channels=tuple(Channel), site=site, time_scale=_TIME_SCALE)
         with alertmanager(server("alertmanager"), directory, _here(text, inbox)) as url:
             yield Desk(url, inbox)
 
@@ -85,6 +86,8 @@ def _here(configuration: str, inbox: Inboxes) -> str:
     for receiver in document["receivers"]:
         for pager in receiver.get("pagerduty_configs", ()):
             pager["url"] = f"{inbox.http_url}/pagerduty"
+        for pager in receiver.get("opsgenie_configs", ()):
+            pager["api_url"] = f"{inbox.http_url}/opsgenie/"
         for mail in receiver.get("email_configs", ()):
             mail["require_tls"] = False
     return yaml.safe_dump(document)
@@ -298,6 +301,25 @@ def test_pagerduty_is_told_severity_run_and_the_whole_text(told: Desk) -> None:
         "west",
     )
     assert payload["custom_details"]["firing"].splitlines()[: len(_LINES)] == _LINES
+
+
+def test_opsgenie_gets_priority_run_and_the_whole_text(told: Desk) -> None:
+    alert = _first(
+        lambda: _of_run(told.inbox.at("/opsgenie/v2/alerts"), "llama-7b"), "the alert in Opsgenie"
+    )
+    assert alert["message"] == "[CRITICAL] run llama-7b: MpAgentRankNonFinite in short."
+    assert (alert["priority"], alert["entity"]) == ("P1", "llama-7b")
+    assert alert["tags"] == ["critical", "mp-agent"]
+    assert alert["source"].startswith("https://grafana.example/d/mp-agent-run")
+    assert alert["description"].splitlines()[: len(_LINES)] == _LINES
+
+
+def test_teams_gets_a_card_with_the_whole_text(told: Desk) -> None:
+    message = _first(lambda: _of_run(told.inbox.at("/teams"), "llama-7b"), "the card in Teams")
+    (attachment,) = message["attachments"]
+    title, text = (block["text"] for block in attachment["content"]["body"])
+    assert title == "[CRITICAL] run llama-7b: MpAgentRankNonFinite in short."
+    assert text.splitlines()[: len(_LINES)] == _LINES
 
 
 def test_the_mail_says_the_same_as_text_and_as_html(told: Desk) -> None:
