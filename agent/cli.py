@@ -46,17 +46,17 @@ GROUPS: dict[str, dict[str, CommandEntry]] = {
             "mp-agent check train.py src/",
         ),
         "compare": CommandEntry(
-            "compare.command:compare_command",
+            "plan.commands:compare_command",
             "Compare precisions of a model, or two runs.",
             "mp-agent compare precision.py:make_model --dtype bf16 --html comparison.html",
         ),
         "recommend": CommandEntry(
-            "advice.command:recommend_command",
+            "plan.commands:recommend_command",
             "Recommend a precision for a model, with reasons.",
             "mp-agent recommend train.py:make_model --goal memory",
         ),
         "evaluate": CommandEntry(
-            "evaluate.command:evaluate_command",
+            "plan.commands:evaluate_command",
             "Train a model in FP32 and by a plan, and compare.",
             "mp-agent evaluate train.py:make_model --precision bf16-autocast",
         ),

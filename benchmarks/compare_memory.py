@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.machine import describe, markdown
-from mp_agent.compare.formats import DEFAULT_NAMES
+from mp_agent.plan.formats import DEFAULT_NAMES
 
 _HEADER = ("precision", "parameters", "forward + backward", "comparison", "ratio")
 _VOCABULARY = 1024
@@ -82,7 +82,7 @@ def _step(model: nn.Module, tokens: Tensor, dtype: str) -> None:
     if not dtype:
         loss_of(model, tokens).backward()  # type: ignore[no-untyped-call]
         return
-    from mp_agent.compare.api import compare
+    from mp_agent.plan.comparison.api import compare
 
     compare(model, tokens, loss_of, dtypes=[dtype], search_trials=0)
 

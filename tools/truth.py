@@ -18,8 +18,8 @@ from mp_agent.alerting.values import values_in_force
 from mp_agent.backtest.log.training_log import Point, ReadOptions
 from mp_agent.backtest.options import HEALTHY, LABELS, UNCLEAR, WRONG, Job, judge_all, split
 from mp_agent.backtest.readers.find import Source, read_logs
-from mp_agent.backtest.report.terminal import number
 from mp_agent.backtest.results import Alert, RunResult
+from mp_agent.report.numbers import number
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "truth.md"
@@ -250,7 +250,7 @@ def _explained_rows(run: Judged) -> list[tuple[str, ...]]:
             alert.name,
             alert.severity,
             str(alert.first_step),
-            number(alert.value),
+            number(alert.value, 6),
             EXPLANATIONS.get((run.result.name, alert.name), ""),
         )
         for alert in run.result.alerts

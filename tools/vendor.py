@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-ASSETS = Path(__file__).parent.parent / "exporters" / "status_page" / "assets"
+ASSETS = Path(__file__).parent.parent / "agent" / "report" / "assets"
 PACKAGE = "uplot@1.6.32"
 FILES = {
     "dist/uPlot.iife.min.js": "uplot.js",

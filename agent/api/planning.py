@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from mp_agent.advice.plan import PrecisionPlan
-    from mp_agent.advice.report.model import Recommendation
-    from mp_agent.compare.report.model import PrecisionReport
-    from mp_agent.evaluate.report.model import PlanEvaluation
     from mp_agent.lint.finding import CheckReport
+    from mp_agent.plan.comparison.model import PrecisionReport
+    from mp_agent.plan.evaluation.model import PlanEvaluation
+    from mp_agent.plan.precision_plan import PrecisionPlan
+    from mp_agent.plan.recommendation.model import Recommendation
 
 
 def check(
@@ -81,8 +81,8 @@ def compare_precision(
     Raises CompareError (a ValueError), naming the argument or the module, for what cannot be
     compared, such as sharded models, and whatever the reference's own run raises.
     """
-    from mp_agent.compare.api import compare
-    from mp_agent.compare.target import progress_bar
+    from mp_agent.plan.comparison.api import compare
+    from mp_agent.plan.target import progress_bar
 
     with progress_bar(progress) as bar:
         return compare(
@@ -132,8 +132,8 @@ def recommend(
     Raises AdviceError (a ValueError), naming the argument, for wrong ones and for a model whose
     loss or gradients are not finite in FP32; CompareError for models that cannot be copied.
     """
-    from mp_agent.advice.api import recommend_plan
-    from mp_agent.compare.target import progress_bar
+    from mp_agent.plan.recommendation.api import recommend_plan
+    from mp_agent.plan.target import progress_bar
 
     with progress_bar(progress) as bar:
         return recommend_plan(
@@ -173,8 +173,8 @@ def evaluate_plan(
     Raises AdviceError (a ValueError), naming the argument, for wrong ones; CompareError for models
     that cannot be copied; and whatever the training itself raises.
     """
-    from mp_agent.compare.target import progress_bar
-    from mp_agent.evaluate.api import measure_plan
+    from mp_agent.plan.evaluation.api import measure_plan
+    from mp_agent.plan.target import progress_bar
 
     with progress_bar(progress) as bar:
         return measure_plan(

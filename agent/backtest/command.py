@@ -19,8 +19,8 @@ from mp_agent.backtest.options import (
     values_of,
 )
 from mp_agent.backtest.readers.find import expand
-from mp_agent.backtest.report.page import as_html
-from mp_agent.backtest.report.terminal import (
+from mp_agent.backtest.report import (
+    as_html,
     as_json,
     print_backtest,
     print_differences,

@@ -1,7 +1,7 @@
 """What a backtest found: the alerts of each run, changes between two, and what was not judged."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mp_agent.alerting.severity import Severity
 
@@ -90,16 +90,6 @@ class Failure:
 
     source: str
     problem: str
-
-
-@dataclass(frozen=True, slots=True)
-class Backtest:
-    """All runs of one call, in the order in which they were named."""
-
-    runs: tuple[RunResult, ...]
-    failures: tuple[Failure, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """What was changed by `--set`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from mp_agent.inputs.files import printable
 from mp_agent.lint.finding import CheckReport, CodeFinding, Edit, FindingSeverity, Rule, Span
 from mp_agent.lint.rules import BY_CODE, RULES
 from mp_agent.lint.source import SourceText, UnreadableSource, decoded, notebook_text, read_bytes
+from mp_agent.report.numbers import counted
 from mp_agent.version import __version__
 
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
@@ -277,15 +278,11 @@ def _source(path: str) -> SourceText | None:
 
 def _total(report: CheckReport) -> str:
     if not report.findings and not report.skipped and not report.errors:
-        return f"Nothing found in {_counted(report.files, 'file')}."
+        return f"Nothing found in {counted(report.files, 'file')}."
     fixable = sum(bool(finding.edits) for finding in report.findings)
     hint = f", {fixable} of them fixable with --fix" if fixable else ""
-    skipped = f"; {_counted(len(report.skipped), 'file')} not checked" if report.skipped else ""
-    found = _counted(len(report.findings), "finding")
-    errors = _counted(len(report.errors), "internal error")
+    skipped = f"; {counted(len(report.skipped), 'file')} not checked" if report.skipped else ""
+    found = counted(len(report.findings), "finding")
+    errors = counted(len(report.errors), "internal error")
     failed = f"; {errors}, please report them" if report.errors else ""
-    return f"{found} in {_counted(report.files, 'file')}{hint}{skipped}{failed}."
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{found} in {counted(report.files, 'file')}{hint}{skipped}{failed}."

@@ -11,9 +11,9 @@ import torch
 import mp_agent
 from benchmarks.advice.models import MODELS
 from benchmarks.machine import describe, markdown
-from mp_agent.advice.report.model import Recommendation, size_text
-from mp_agent.compare.report.text import percent
-from mp_agent.evaluate.report.model import PlanEvaluation
+from mp_agent.plan.evaluation.model import PlanEvaluation
+from mp_agent.plan.recommendation.model import Recommendation
+from mp_agent.report.numbers import percent, size
 
 CAPABILITIES = ("7.0", "8.0", None)
 """A V100, an A100, and what is here."""
@@ -98,8 +98,8 @@ def _evaluated_rows(evaluated: dict[str, PlanEvaluation]) -> Iterator[tuple[str,
             found.plan.precision,
             f"**{found.speed_ratio:.2f}**",
             f"{low:.2f} to {high:.2f}",
-            size_text(found.fp32_peak_bytes),
-            size_text(found.planned_peak_bytes),
+            size(found.fp32_peak_bytes),
+            size(found.planned_peak_bytes),
             f"{100 * found.memory_saved_ratio:.0f} %",
             "–" if loss is None else percent(loss),
             "–" if noise is None else percent(noise),

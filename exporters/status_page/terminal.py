@@ -12,10 +12,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from mp_agent.report.numbers import NONE, counted
+from mp_agent.report.terminal import SEVERITIES
+
 Facts = Mapping[str, Any]
 """A part of the JSON of docs/api.md."""
-STYLES = {"critical": "bold red", "warning": "yellow", "info": "blue"}
-"""How rich shows a severity."""
 NONFINITE = {
     "loss": "loss",
     **dict.fromkeys(("grad_norm", "grad_abs_max", "clip_coefficient"), "gradients"),
@@ -69,7 +70,7 @@ class Curves:
         seen = zip(self.history[name], broken, strict=False)
         flags = [bad for value, bad in seen if bad or value is not None]
         return (
-            Text("NaN, Inf", STYLES["critical"])
+            Text("NaN, Inf", SEVERITIES["critical"])
             if flags[-1:] == [True]
             else Text(short(last_known))
         )
@@ -123,14 +124,14 @@ def _beyond(name: str, value: float, thresholds: Mapping[str, float]) -> str:
     }
     for threshold, severity, sign in limits.get(name, ()):
         if threshold in thresholds and sign * value > sign * thresholds[threshold]:
-            return STYLES[severity]
+            return SEVERITIES[severity]
     return ""
 
 
 def short(value: Any) -> str:
     """Return a value in few characters; a dash for an unknown one."""
     if value is None:
-        return "–"
+        return NONE
     if isinstance(value, float):
         return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e9 else f"{value:.4g}"
     return str(value)
@@ -162,7 +163,7 @@ def run_panel(
 ) -> Panel:
     """Return one run as a panel, in the order of the status page."""
     conditions, summary = run["conditions"], run["summary"]
-    style = STYLES.get(conditions[0]["severity"], "") if conditions else ""
+    style = SEVERITIES.get(conditions[0]["severity"], "") if conditions else ""
     parts: list[RenderableType] = [Text(run["verdict"], style=style or "bold")]
     if summary is not None:
         parts += [_numbers(summary, now_unix_seconds), *_incident(summary), *_trackers(summary)]
@@ -186,9 +187,9 @@ def _numbers(summary: Facts, now_unix_seconds: float) -> Text:
     shown.append(f"coverage {summary['coverage']:.0%}")
     if (last := summary["last_step_time_unix_seconds"]) is not None:
         shown.append(f"last step {max(now_unix_seconds - last, 0.0):.0f} s ago")
-    shown.append(f"{_count(summary['world_size'], 'rank')} on {_count(summary['nodes'], 'node')}")
+    shown.append(f"{counted(summary['world_size'], 'rank')} on {counted(summary['nodes'], 'node')}")
     text = Text("   ".join(shown))
-    text.highlight_regex(r"NaN or Inf since step \d+", STYLES["critical"])
+    text.highlight_regex(r"NaN or Inf since step \d+", SEVERITIES["critical"])
     return text
 
 
@@ -205,10 +206,6 @@ def _present(summary: Facts, name: str) -> str:
         last = "" if summary[name] is None else f" (last {value})"
         return f"NaN or Inf since step {since}{last}"
     return value if step in (None, summary["step"]) else f"{value} (step {step})"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _incident(summary: Facts) -> list[Text]:
@@ -234,7 +231,7 @@ def _trackers(summary: Facts) -> list[Text]:
 def _condition(condition: Facts) -> list[Text]:
     severity = condition["severity"]
     head = Text.assemble(
-        (severity, STYLES.get(severity, "")),
+        (severity, SEVERITIES.get(severity, "")),
         (f" {condition['name']}", "bold"),
         f" since step {condition['since_step']}",
         f", rank {condition['rank']}" if condition["rank"] else "",
@@ -266,11 +263,11 @@ def _layers(rows: Sequence[Facts], sort: str, count: int, omitted: int) -> Table
         values = (
             short(row["grad_norm"]),
             short(row["grad_abs_max"]),
-            "–" if row["zero_ratio"] is None else f"{row['zero_ratio']:.1%}",
+            NONE if row["zero_ratio"] is None else f"{row['zero_ratio']:.1%}",
             short(row["nonfinite_elements"]),
             *((short(row["grad_norm_step"]),) if stale else ()),
         )
-        style = STYLES["critical"] if row["nonfinite_elements"] else ""
+        style = SEVERITIES["critical"] if row["nonfinite_elements"] else ""
         table.add_row(escape(row["layer"]), *values, style=style)
     return table
 

@@ -25,7 +25,7 @@ from mp_agent.backtest.options import (
     values_of,
 )
 from mp_agent.backtest.readers.find import Source, expand
-from mp_agent.backtest.report.terminal import print_failures
+from mp_agent.backtest.report import print_failures
 from mp_agent.backtest.results import RunResult
 from mp_agent.backtest.tuning.knobs import values_with
 from mp_agent.backtest.tuning.search import (

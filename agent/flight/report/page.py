@@ -1,65 +1,29 @@
 """An analysis as a page, with plots of the last steps and the worst layers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cache
-from importlib.resources import files
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from math import isfinite, log, log10
-from typing import TYPE_CHECKING, Any
 
-from mp_agent.exporters.status_page.page import (
-    content_security_policy,
-    own_script,
-    plot_helpers,
-    plot_library,
-    report_template,
-)
 from mp_agent.flight.postmortem.analysis import Analysis, LayerSummary
 from mp_agent.flight.postmortem.case import headroom_bits
 from mp_agent.flight.postmortem.diagnosis import NOT_MEASURED
-from mp_agent.flight.report.text import NAMES, STEP_HEADINGS, facts, number, step_cells, verdict
+from mp_agent.flight.report.text import (
+    MOVE_HEADINGS,
+    RANK_HEADINGS,
+    STEP_HEADINGS,
+    condition_text,
+    facts,
+    move_cells,
+    rank_rows,
+    step_cells,
+    verdict,
+)
 from mp_agent.records.flight import RankLog
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.steps import EndReason
-
-if TYPE_CHECKING:
-    from jinja2 import Template
-
-
-_SHORTEST_PERCENT = 15.0
-"""Of the smallest norm: a logarithm has no zero to start from."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerBar:
-    """A layer's name, the length of its bar in percent, its class, and the text next to it."""
-
-    name: str
-    percent: float
-    kind: str
-    text: str
-
-
-def layer_bars(layers: Sequence[LayerSummary]) -> list[LayerBar]:
-    """Return a bar per layer: the share of NaN and Inf, or the norm on a logarithmic scale."""
-    norms = [layer.norm for layer in layers if layer.norm > 0]
-    low, high = (log10(min(norms)), log10(max(norms))) if norms else (0.0, 0.0)
-    return [_bar(layer, low, high) for layer in layers]
-
-
-def _bar(layer: LayerSummary, low: float, high: float) -> LayerBar:
-    """Return the bar of a layer, given the logarithms of the smallest and largest norm."""
-    if layer.nonfinite_elements > 0:
-        share = layer.nonfinite_elements / max(layer.elements, 1.0)
-        text = f"{layer.nonfinite_elements:.0f} of {layer.elements:.0f} NaN/Inf"
-        return LayerBar(layer.name, round(100.0 * share, 1), "bad", text)
-    if layer.norm <= 0:
-        return LayerBar(layer.name, 0.0, "fine", "0")
-    place = (log10(layer.norm) - low) / (high - low) if high > low else 1.0
-    percent = _SHORTEST_PERCENT + (100.0 - _SHORTEST_PERCENT) * place
-    return LayerBar(layer.name, round(percent, 1), "fine", number(layer.norm))
-
+from mp_agent.report.numbers import number
+from mp_agent.report.page import Table, render
+from mp_agent.report.plots import Curve, Lane, Plot, Plots, Values
 
 LANES_MAX = 32
 """Ranks that are shown at most."""
@@ -70,67 +34,48 @@ LANE_KINDS = {
     "absent": "not delivered",
 }
 """What a rank did at a step, and its text."""
+_TONES = {"likely": "bad", "possible": "warn", "consequence": "info", "unlikely": ""}
 
 _WIDE_LOSS = 1000.0
 _WIDE_RATE = 10.0
 """Largest over smallest value from which on the axis is logarithmic."""
 _LIMIT_NAMES = {"grad_norm_extreme": "extreme", "grad_norm_high": "high", "grad_norm_low": "low"}
-
-Values = Sequence[float | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """One plot over the steps."""
-
-    id: str
-    title: str
-    caption: str
-    label: str
-    values: Values
-    """One for each of `Plots.sequence`; None for what was not observed or cannot be drawn."""
-    log: int | None = None
-    """Base of a logarithmic axis; None for a linear one."""
-    limits: Sequence[tuple[float, str]] = ()
-    """Horizontal lines: value and label."""
-    marks: Mapping[int, str] = field(default_factory=dict)
-    """By index of a step that is marked, why."""
-
-    @property
-    def description(self) -> str:
-        """The plot as text, for readers who do not see it."""
-        known = [value for value in self.values if value is not None]
-        marks = f"; {len(self.marks)} step(s) marked" if self.marks else ""
-        if not known:
-            return f"{self.title} per step: no value{marks}"
-        ends = f"smallest {number(min(known))}, largest {number(max(known))}"
-        return f"{self.title} per step: {ends}, last {number(known[-1])}{marks}"
+_SHORTEST_PERCENT = 15.0
+"""Of the smallest norm: a logarithm has no zero to start from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """What one rank delivered: runs of steps (first, last, kind)."""
-
-    name: str
-    runs: Sequence[tuple[int, int, str]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plots:
-    """All plots of a page; `sequence` is their common axis, ascending."""
-
-    sequence: Sequence[int]
-    step: Sequence[int]
-    """The trainer's number of each."""
-    bad: int | None
-    """Sequence number of the first bad step."""
-    curves: Sequence[Curve]
-    lanes: Sequence[Lane]
-    lanes_omitted: int
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what the script of the page reads; every number is finite."""
-        return asdict(self)
+def as_html(analysis: Analysis) -> str:
+    """Return the analysis as one page that loads nothing."""
+    plots, ranks = plots_of(analysis), analysis.evidence.ranks
+    bad = analysis.first_bad.sequence if analysis.first_bad else None
+    return render(
+        "postmortem",
+        tool="post-mortem",
+        title=analysis.evidence.identity.run,
+        verdict=verdict(analysis),
+        good=analysis.first_bad is None,
+        facts=facts(analysis),
+        plots=[plots] if plots else (),
+        analysis=analysis,
+        likelihoods=_TONES,
+        lane_kinds=LANE_KINDS,
+        lanes_omitted=len(ranks) - len(plots.lanes) if plots else 0,
+        layers=layer_bars(analysis.layers),
+        changes=Table(
+            MOVE_HEADINGS,
+            [move_cells(move) for move in analysis.moves],
+            marked={index for index, move in enumerate(analysis.moves) if move.moved},
+        ),
+        steps=Table(
+            STEP_HEADINGS,
+            [step_cells(step) for step in analysis.around],
+            text=(0, len(STEP_HEADINGS) - 1),
+            marked={i for i, step in enumerate(analysis.around) if step.sequence == bad},
+        ),
+        ranks=Table(RANK_HEADINGS, rank_rows(analysis, LANES_MAX), text=range(len(RANK_HEADINGS))),
+        conditions=[condition_text(one) for one in analysis.evidence.conditions],
+        not_measured=", ".join(text for _, text in NOT_MEASURED),
+    )
 
 
 def plots_of(analysis: Analysis) -> Plots | None:
@@ -143,12 +88,11 @@ def plots_of(analysis: Analysis) -> Plots | None:
     remarkable = [item for item in lanes if any(kind != "fine" for _, _, kind in item[1])]
     shown = lanes if len(lanes) <= LANES_MAX else (remarkable or lanes)[:LANES_MAX]
     return Plots(
-        sequence=axis.sequence,
-        step=axis.numbers,
-        bad=bad,
-        curves=_curves(axis, analysis),
+        places=axis.sequence,
+        steps=axis.numbers,
+        marked=bad,
+        plots=_plots(axis, analysis),
         lanes=[Lane(f"rank {log.identity.rank}", runs) for log, runs in shown],
-        lanes_omitted=len(lanes) - len(shown),
     )
 
 
@@ -177,42 +121,40 @@ class _Axis:
         return {self._index[sequence]: note for sequence, note in notes.items()}
 
 
-def _curves(axis: _Axis, analysis: Analysis) -> list[Curve]:
+def _plots(axis: _Axis, analysis: Analysis) -> list[Plot]:
     """Return loss, gradient norm and, where there are any, learning rate and loss scale."""
     steps = axis.steps
-    curves = [_loss(axis), _norm(axis, analysis)]
+    plots = [_loss(axis), _norm(axis, analysis)]
     rates = [step.get("learning_rate") for step in steps]
     if len({rate for rate in rates if rate is not None}) > 1:
-        curves.append(
-            Curve(
+        plots.append(
+            Plot(
                 id="learning-rate",
                 title="Learning rate",
                 caption="of the optimizer's first parameter group",
-                label="learning rate",
-                values=axis.values(rates),
+                curves=[Curve("learning rate", axis.values(rates))],
                 log=10 if _is_wide(rates, _WIDE_RATE) else None,
             )
         )
     if any(step.loss_scale is not None for step in steps):
-        curves += _scale_curves(axis)
-    return curves
+        plots += _scale_plots(axis)
+    return plots
 
 
-def _loss(axis: _Axis) -> Curve:
+def _loss(axis: _Axis) -> Plot:
     losses = [step.get("loss") for step in axis.steps]
     lost = {s.sequence: "NaN or Inf" for s in axis.steps if s.flag("loss_nonfinite")}
-    return Curve(
+    return Plot(
         id="loss",
         title="Loss",
         caption="sum over the backward passes of a step, mean over ranks; × marks NaN or Inf",
-        label="loss",
-        values=axis.values(losses),
+        curves=[Curve("loss", axis.values(losses))],
         log=10 if _is_wide(losses, _WIDE_LOSS) else None,
         marks=axis.marks(lost),
     )
 
 
-def _norm(axis: _Axis, analysis: Analysis) -> Curve:
+def _norm(axis: _Axis, analysis: Analysis) -> Plot:
     norms = [step.grad_norm if step.gradients_judged else None for step in axis.steps]
     values = axis.values(norms, positive=True)
     limits = [(value, f"{_LIMIT_NAMES[name]}: {value:g}") for name, value in analysis.limits]
@@ -220,12 +162,11 @@ def _norm(axis: _Axis, analysis: Analysis) -> Curve:
     clip = next((value for value in clips if value is not None), None)
     if clip is not None:
         limits.append((clip, f"clipped at {clip:g}"))
-    return Curve(
+    return Plot(
         id="grad-norm",
         title="Gradient norm",
         caption="unscaled, before clipping; × marks steps with NaN or Inf gradients",
-        label="norm",
-        values=values,
+        curves=[Curve("norm", values)],
         log=10,
         limits=[limit for limit in limits if _is_near(limit[0], values)],
         marks=axis.marks(
@@ -238,31 +179,31 @@ def _norm(axis: _Axis, analysis: Analysis) -> Curve:
     )
 
 
-def _scale_curves(axis: _Axis) -> list[Curve]:
+def _scale_plots(axis: _Axis) -> list[Plot]:
     steps = axis.steps
-    curves = [
-        Curve(
+    plots = [
+        Plot(
             id="loss-scale",
             title="Loss scale",
             caption="logarithmic; × marks skipped steps",
-            label="scale",
-            values=axis.values([step.loss_scale for step in steps], positive=True),
+            curves=[
+                Curve("scale", axis.values([step.loss_scale for step in steps], positive=True))
+            ],
             log=2,
             marks=axis.marks({s.sequence: "skipped" for s in steps if s.skipped}),
         )
     ]
     headroom = [headroom_bits(step) if not step.skipped else None for step in steps]
     if any(value is not None for value in headroom):
-        curves.append(
-            Curve(
+        plots.append(
+            Plot(
                 id="headroom",
                 title="FP16 headroom",
                 caption="how often the scaled gradients could double before they overflow",
-                label="bits",
-                values=axis.values(headroom),
+                curves=[Curve("bits", axis.values(headroom))],
             )
         )
-    return curves
+    return plots
 
 
 def _is_wide(values: Values, factor: float) -> bool:
@@ -300,85 +241,31 @@ def _kind(rank: int, step: MergedStep) -> str:
     return "skipped" if step.skipped else "fine"
 
 
-Table = dict[str, Any]
-"""Headings, rows, indices of the rows that stand out, and classes."""
+@dataclass(frozen=True, slots=True)
+class LayerBar:
+    """A layer's name, the length of its bar in percent, its class, and the text next to it."""
+
+    name: str
+    percent: float
+    kind: str
+    text: str
 
 
-def as_html(analysis: Analysis) -> str:
-    """Return the page. It loads nothing; its policy lets only its own scripts run."""
-    library, library_style = plot_library()
-    scripts = (library, own_script(*plot_helpers(), _asset("plots.js")))
-    styles = (library_style, _asset("page.css"))
-    plots = plots_of(analysis)
-    return _template().render(
-        policy=content_security_policy(scripts, styles),
-        scripts=scripts,
-        styles=styles,
-        analysis=analysis,
-        verdict=verdict(analysis),
-        facts=facts(analysis),
-        plots=plots,
-        plot_data=None if plots is None else plots.as_json(),
-        lane_kinds=LANE_KINDS,
-        layers=layer_bars(analysis.layers),
-        changes=_changes(analysis),
-        steps=_steps(analysis),
-        ranks=_ranks(analysis),
-        not_measured=", ".join(text for _, text in NOT_MEASURED),
-    )
+def layer_bars(layers: Sequence[LayerSummary]) -> list[LayerBar]:
+    """Return a bar per layer: the share of NaN and Inf, or the norm on a logarithmic scale."""
+    norms = [layer.norm for layer in layers if layer.norm > 0]
+    low, high = (log10(min(norms)), log10(max(norms))) if norms else (0.0, 0.0)
+    return [_bar(layer, low, high) for layer in layers]
 
 
-def style_sheet() -> str:
-    """Return the style of this page, for other pages that look like it."""
-    return _asset("page.css")
-
-
-@cache
-def _template() -> "Template":
-    return report_template(_asset("page.html.j2"))
-
-
-def _asset(name: str) -> str:
-    return (files("mp_agent.flight.report") / "assets" / name).read_text("utf-8")
-
-
-def _changes(analysis: Analysis) -> Table:
-    return {
-        "headings": ("quantity", "6–50 steps before", "1–5 steps before", "at the step"),
-        "rows": [
-            (NAMES[m.name], number(m.long_before), number(m.just_before), number(m.at))
-            for m in analysis.moves
-        ],
-        "marked": {index for index, move in enumerate(analysis.moves) if move.moved},
-        "classes": "numeric",
-    }
-
-
-def _steps(analysis: Analysis) -> Table:
-    bad = analysis.first_bad.sequence if analysis.first_bad else None
-    return {
-        "headings": STEP_HEADINGS,
-        "rows": [step_cells(step) for step in analysis.around],
-        "marked": {i for i, step in enumerate(analysis.around) if step.sequence == bad},
-        "classes": "numeric remarks",
-    }
-
-
-def _ranks(analysis: Analysis) -> Table:
-    logs = analysis.evidence.ranks
-    remarkable = [log for log in logs if log.end is not EndReason.COMPLETED]
-    return {
-        "headings": ("rank", "host", "end", "phase", "step"),
-        "rows": [
-            (
-                str(log.identity.rank),
-                log.identity.host,
-                log.end.name.lower(),
-                log.state.phase_name,
-                str(log.state.started_sequence),
-            )
-            for log in (remarkable or list(logs))[:LANES_MAX]
-        ],
-        "marked": set(),
-        "classes": "",
-    }
+def _bar(layer: LayerSummary, low: float, high: float) -> LayerBar:
+    """Return the bar of a layer, given the logarithms of the smallest and largest norm."""
+    if layer.nonfinite_elements > 0:
+        share = layer.nonfinite_elements / max(layer.elements, 1.0)
+        text = f"{layer.nonfinite_elements:.0f} of {layer.elements:.0f} NaN/Inf"
+        return LayerBar(layer.name, round(100.0 * share, 1), "bad", text)
+    if layer.norm <= 0:
+        return LayerBar(layer.name, 0.0, "fine", "0")
+    place = (log10(layer.norm) - low) / (high - low) if high > low else 1.0
+    percent = _SHORTEST_PERCENT + (100.0 - _SHORTEST_PERCENT) * place
+    return LayerBar(layer.name, round(percent, 1), "fine", number(layer.norm))

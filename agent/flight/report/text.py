@@ -1,19 +1,20 @@
 """The texts of an analysis, for the terminal and the page alike."""
 
-from datetime import UTC, datetime
+from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.padding import Padding
-from rich.panel import Panel
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from mp_agent.flight.postmortem.analysis import Analysis
+from mp_agent.flight.postmortem.analysis import Analysis, Move
 from mp_agent.flight.postmortem.case import headroom_bits
 from mp_agent.flight.postmortem.diagnosis import NOT_MEASURED, Diagnosis
+from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import EndReason
+from mp_agent.report import terminal
+from mp_agent.report.numbers import moment, number
 
 NAMES = {
     "loss": "loss",
@@ -27,25 +28,11 @@ NAMES = {
 }
 """Names of the quantities that a post-mortem follows."""
 
-_WHOLE_MAX = 1e7
 _RANKS_SHOWN = 16
 
+MOVE_HEADINGS = ("quantity", "6–50 steps before", "1–5 steps before", "at the step")
 STEP_HEADINGS = ("step", "loss", "gradient norm", "loss scale", "headroom", "clipped", "remarks")
-
-
-def number(value: float | None) -> str:
-    """Return a number with four digits, a whole one in full; a dash for none."""
-    if value is None:
-        return "–"
-    whole = abs(value) < _WHOLE_MAX and value == int(value)
-    return f"{value:.0f}" if whole else f"{value:.4g}"
-
-
-def moment(time_unix_seconds: float | None) -> str:
-    """Return a time in UTC."""
-    if time_unix_seconds is None:
-        return "–"
-    return f"{datetime.fromtimestamp(time_unix_seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+RANK_HEADINGS = ("rank", "host", "end", "phase", "step")
 
 
 def verdict(analysis: Analysis) -> str:
@@ -129,6 +116,35 @@ def _remarks(step: MergedStep) -> list[str]:
     return remarks
 
 
+def move_cells(move: Move) -> tuple[str, ...]:
+    """Return how a quantity changed, in the order of `MOVE_HEADINGS`."""
+    return (NAMES[move.name], *map(number, (move.long_before, move.just_before, move.at)))
+
+
+def rank_rows(analysis: Analysis, ranks_max: int) -> list[tuple[str, ...]]:
+    """Return the ranks that did not complete, else all, in the order of `RANK_HEADINGS`."""
+    logs = analysis.evidence.ranks
+    remarkable = [log for log in logs if log.end is not EndReason.COMPLETED]
+    return [
+        (
+            str(log.identity.rank),
+            log.identity.host,
+            log.end.name.lower(),
+            log.state.phase_name,
+            str(log.state.started_sequence),
+        )
+        for log in (remarkable or list(logs))[:ranks_max]
+    ]
+
+
+def condition_text(condition: ActiveCondition) -> str:
+    """Return a condition that was active at the end, in a line."""
+    return (
+        f"{condition.name} ({condition.severity}) since step {condition.since_step}. "
+        f"{condition.description}"
+    )
+
+
 _STYLES = {
     "likely": "bold white on red",
     "possible": "black on yellow",
@@ -139,51 +155,33 @@ _STYLES = {
 
 def print_analysis(analysis: Analysis, console: Console) -> None:
     """Print the analysis."""
-    style = "red" if analysis.first_bad else "green"
-    console.print(Panel(Text(verdict(analysis), style="bold"), border_style=style, expand=False))
-    console.print(_pairs(facts(analysis)))
+    console.print(terminal.verdict(verdict(analysis), good=analysis.first_bad is None))
+    console.print(terminal.facts(facts(analysis)))
     for finding in analysis.findings:
         console.print(_finding(finding))
     if analysis.remedies:
-        console.print(Rule("What to do", align="left"))
-        for remedy in analysis.remedies:
-            for text in remedy.remedies:
-                console.print(Padding(Text(f"• {text}"), (0, 0, 0, 2)))
         first = analysis.remedies[0]
-        console.print(Padding(Text(first.why, style="dim"), (0, 0, 0, 2)))
-        console.print(Padding(Text(f"To confirm: {first.confirm}", style="dim"), (0, 0, 1, 2)))
+        console.print(terminal.heading("What to do"))
+        for text in (text for remedy in analysis.remedies for text in remedy.remedies):
+            console.print(terminal.indented(f"• {text}"))
+        console.print(terminal.indented(first.why, "dim"))
+        console.print(terminal.indented(f"To confirm: {first.confirm}", "dim"), Text())
     if analysis.moves:
-        console.print(Rule("What changed before it", align="left"))
-        console.print(_moves(analysis))
+        console.print(terminal.heading("What changed before it"))
+        console.print(_moves(analysis.moves))
     if analysis.around:
-        console.print(
-            Rule("Steps around it" if analysis.findings else "The last steps", align="left")
-        )
-        console.print(_steps(analysis))
+        title = "Steps around it" if analysis.findings else "The last steps"
+        console.print(terminal.heading(title), _steps(analysis))
     if analysis.layers:
+        console.print(terminal.heading(f"The worst layers at step {analysis.layers_step}"))
         console.print(_layers(analysis))
-    console.print(Rule("Ranks and conditions", align="left"))
-    console.print(_ranks(analysis))
+    console.print(terminal.heading("Ranks and conditions"))
+    console.print(terminal.filled(RANK_HEADINGS, rank_rows(analysis, _RANKS_SHOWN)))
     for condition in analysis.evidence.conditions:
-        console.print(
-            Text(
-                f"Active: {condition.name} ({condition.severity}) since step "
-                f"{condition.since_step}. {condition.description}"
-            )
-        )
+        console.print(Text(f"Active: {condition_text(condition)}"))
     missing = ", ".join(text for _, text in NOT_MEASURED)
     console.print(Text(f"Not measured, so neither shown nor ruled out: {missing}.", style="dim"))
-    for note in analysis.evidence.notes:
-        console.print(Text(f"Note: {note}", style="dim"))
-
-
-def _pairs(rows: list[tuple[str, str]]) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for name, text in rows:
-        table.add_row(name, Text(text))
-    return table
+    terminal.print_notes(console, analysis.evidence.notes)
 
 
 def _finding(finding: Diagnosis) -> Padding:
@@ -194,51 +192,36 @@ def _finding(finding: Diagnosis) -> Padding:
         f"; follows from {finding.follows}" if finding.follows else "",
     )
     lines = [head]
-    lines += [Text(f"   + {argument.text}", style="") for argument in finding.arguments_for]
+    lines += [Text(f"   + {argument.text}") for argument in finding.arguments_for]
     lines += [Text(f"   − {argument.text}", style="dim") for argument in finding.arguments_against]
     return Padding(Group(*lines), (1, 0, 0, 0))
 
 
-def _moves(analysis: Analysis) -> Table:
-    table = Table("", "6–50 steps before", "1–5 steps before", "at the step", box=None)
-    for move in analysis.moves:
-        values = (move.long_before, move.just_before, move.at)
-        table.add_row(NAMES[move.name], *map(number, values), style="bold" if move.moved else "dim")
+def _moves(moves: Sequence[Move]) -> Table:
+    table = terminal.table(*MOVE_HEADINGS)
+    for move in moves:
+        table.add_row(*move_cells(move), style="bold" if move.moved else "dim")
     return table
 
 
 def _steps(analysis: Analysis) -> Table:
-    table = Table(*STEP_HEADINGS, box=None)
-    for heading in table.columns[:-1]:
-        heading.justify = "right"
+    table = terminal.table(*STEP_HEADINGS, right=STEP_HEADINGS[:-1])
     bad = analysis.first_bad.sequence if analysis.first_bad else None
     for step in analysis.around:
-        cells = [Text(cell) for cell in step_cells(step)]
-        table.add_row(*cells, style="bold red" if step.sequence == bad else "")
+        style = "bold red" if step.sequence == bad else ""
+        table.add_row(*map(Text, step_cells(step)), style=style)
     return table
 
 
-def _layers(analysis: Analysis) -> Group:
-    table = Table("layer", "gradient norm", "largest", "NaN/Inf", box=None)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for layer in analysis.layers:
-        nonfinite = f"{layer.nonfinite_elements:.0f}" if layer.nonfinite_elements else ""
-        table.add_row(Text(layer.name), number(layer.norm), number(layer.abs_max), nonfinite)
-    title = f"The worst layers at step {analysis.layers_step}"
-    return Group(Rule(title, align="left"), table)
-
-
-def _ranks(analysis: Analysis) -> Table:
-    table = Table("rank", "host", "end", "phase", "step", box=None)
-    shown = [log for log in analysis.evidence.ranks if log.end.name != "COMPLETED"]
-    for log in (shown or analysis.evidence.ranks)[:16]:
-        identity, state = log.identity, log.state
-        table.add_row(
-            str(identity.rank),
-            Text(identity.host),
-            log.end.name.lower(),
-            Text(state.phase_name),
-            str(state.started_sequence),
+def _layers(analysis: Analysis) -> Table:
+    headings = ("layer", "gradient norm", "largest", "NaN/Inf")
+    rows = (
+        (
+            layer.name,
+            number(layer.norm),
+            number(layer.abs_max),
+            f"{layer.nonfinite_elements:.0f}" if layer.nonfinite_elements else "",
         )
-    return table
+        for layer in analysis.layers
+    )
+    return terminal.filled(headings, rows, right=headings[1:])

@@ -20,8 +20,9 @@ from mp_agent.inputs.files import printable
 from mp_agent.node.flight.job import FlightJob, evidence_of_rings, newest_sequence, read_rank_logs
 from mp_agent.node.flight.replay import replay
 from mp_agent.node.flight.service import DumpRequest, pop_answer, write_request
-from mp_agent.output import Console, refuse, write_whole
+from mp_agent.output import refuse
 from mp_agent.records.flight import FlightRequest
+from mp_agent.report.options import json_option, page_option, show
 from mp_agent.ring import locations
 from mp_agent.settings import Settings, load_settings
 
@@ -61,13 +62,8 @@ def dump_command(name: str, directory: Path | None) -> None:
 
 @click.command("postmortem")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--json", "as_document", is_flag=True, help="Print the analysis as JSON.")
-@click.option(
-    "--html",
-    "page",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the analysis, with plots, to one HTML file.",
-)
+@json_option("analysis")
+@page_option("analysis")
 @click.option(
     "--set",
     "assignments",
@@ -101,14 +97,13 @@ def postmortem_command(
         analysis = analyse_path(path, settings, assignments, error_files)
     except (FlightError, SettingError) as error:
         refuse("postmortem", str(error))
-    if page is not None:
-        write_whole(page, as_html(analysis))
-    if as_document:
-        click.echo(as_json(analysis))
-    elif page is not None:
-        click.echo(str(page))
-    else:
-        print_analysis(analysis, Console())
+    show(
+        json=lambda: as_json(analysis),
+        html=lambda: as_html(analysis),
+        text=lambda console: print_analysis(analysis, console),
+        as_document=as_document,
+        page=page,
+    )
 
 
 def analyse_path(

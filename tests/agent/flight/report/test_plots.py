@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from mp_agent.flight.report.page import LANES_MAX, Curve, Plots, plots_of
+from mp_agent.flight.report.page import LANES_MAX, plots_of
+from mp_agent.report.plots import Plot, Plots, Values
 from tests.agent.flight.analyses import analysis_of, exploding
 from tests.agent.flight.builders import calm, overflow
 from tests.agent.node.builders import merged_step
@@ -17,10 +18,16 @@ def plots(*steps, **options) -> Plots:
     return found
 
 
-def curve(found: Plots, name: str) -> Curve:
-    (match,) = [curve for curve in found.curves if curve.id == name]
-    assert len(match.values) == len(found.sequence) == len(found.step)
+def plot(found: Plots, name: str) -> Plot:
+    (match,) = [plot for plot in found.plots if plot.id == name]
+    assert found.steps is not None
+    assert len(drawn(match)) == len(found.places) == len(found.steps)
     return match
+
+
+def drawn(plot: Plot) -> Values:
+    (curve,) = plot.curves
+    return curve.values
 
 
 def test_an_overflow_storm_shows_every_plot_and_marks_its_skipped_steps():
@@ -29,20 +36,20 @@ def test_an_overflow_storm_shows_every_plot_and_marks_its_skipped_steps():
     steps += calm(3, first=81, loss_scale=1.0, learning_rate=2e-3, abs_max=0.5)
     found = plots(*steps)
     names = ["loss", "grad-norm", "learning-rate", "loss-scale", "headroom"]
-    assert [curve.id for curve in found.curves] == names
-    scale = curve(found, "loss-scale")
-    assert (scale.log, scale.values[60:63]) == (2, [65536.0, 32768.0, 16384.0])
+    assert [plot.id for plot in found.plots] == names
+    scale = plot(found, "loss-scale")
+    assert (scale.log, drawn(scale)[60:63]) == (2, [65536.0, 32768.0, 16384.0])
     assert scale.marks == dict.fromkeys(range(60, 80), "skipped")
-    assert curve(found, "grad-norm").marks[60] == "3 NaN/Inf"
-    assert curve(found, "grad-norm").values[60] is None, "a skipped step's norm does not count"
-    assert found.bad == 61
+    assert plot(found, "grad-norm").marks[60] == "3 NaN/Inf"
+    assert drawn(plot(found, "grad-norm"))[60] is None, "a skipped step's norm does not count"
+    assert found.marked == 61
     assert found.lanes[0].runs == [(1, 60, "fine"), (61, 80, "skipped"), (81, 83, "fine")]
 
 
 def test_a_curve_does_not_cross_steps_that_are_missing():
     found = plots(*calm(3), *calm(2, first=7))
-    assert found.sequence == [1, 2, 3, 4, 7, 8]
-    assert curve(found, "loss").values[3] is None
+    assert found.places == [1, 2, 3, 4, 7, 8]
+    assert drawn(plot(found, "loss"))[3] is None
     assert found.lanes[0].runs == [(1, 3, "fine"), (7, 8, "fine")]
 
 
@@ -58,26 +65,26 @@ def test_any_losses_make_finite_data(losses):
         assert plots_of(analysis_of()) is None
         return
     found = plots(*steps)
-    assert [v for v in curve(found, "loss").values if v is not None] == [
+    assert [v for v in drawn(plot(found, "loss")) if v is not None] == [
         loss for loss in losses if loss is not None
     ]
-    assert curve(found, "grad-norm").values == [None] * len(steps), "0 has no logarithm"
-    assert curve(found, "grad-norm").description == "Gradient norm per step: no value"
+    assert drawn(plot(found, "grad-norm")) == [None] * len(steps), "0 has no logarithm"
+    assert plot(found, "grad-norm").description == "Gradient norm: no value"
 
 
 @pytest.mark.parametrize(("last", "base"), [(1999.0, None), (2000.0, 10), (-2000.0, None)])
 def test_a_loss_of_a_wide_range_is_on_a_logarithmic_axis(last, base):
     found = plots(merged_step(1, norm=1.0, loss=2.0), merged_step(2, norm=1.0, loss=last))
-    assert curve(found, "loss").log == base
+    assert plot(found, "loss").log == base
 
 
 def test_limits_far_from_the_norms_are_left_out():
-    limits = [label for _, label in curve(plots(*calm(9, norm=30.0)), "grad-norm").limits]
+    limits = [label for _, label in plot(plots(*calm(9, norm=30.0)), "grad-norm").limits]
     assert limits == ["high: 100"]
-    limits = [label for _, label in curve(plots(*calm(9, norm=1e-9)), "grad-norm").limits]
+    limits = [label for _, label in plot(plots(*calm(9, norm=1e-9)), "grad-norm").limits]
     assert limits == []
     clipped = calm(9, clip_max_norm=2.0, clip_norm=1.0)
-    assert (2.0, "clipped at 2") in curve(plots(*clipped), "grad-norm").limits
+    assert (2.0, "clipped at 2") in plot(plots(*clipped), "grad-norm").limits
 
 
 def test_lanes_tell_whose_loss_was_lost_and_who_was_missing():
@@ -92,10 +99,10 @@ def test_lanes_tell_whose_loss_was_lost_and_who_was_missing():
 
 def test_of_many_ranks_the_remarkable_ones_are_shown():
     found = plots(*calm(5), ranks=LANES_MAX + 8)
-    assert (len(found.lanes), found.lanes_omitted) == (LANES_MAX, 8)
+    assert len(found.lanes) == LANES_MAX
     assert found.lanes[0].name == "rank 1"
 
 
 def test_the_first_bad_step_is_on_the_axis_even_where_no_step_was_kept():
     found = plots_of(exploding())
-    assert found is not None and found.bad in found.sequence
+    assert found is not None and found.marked in found.places

@@ -1,1 +1,0 @@
-"""Shows a recommendation: in the terminal, as JSON, as code to paste."""

@@ -1,1 +1,0 @@
-"""A backtest for people and programs: in the terminal, as JSON, as one HTML page."""

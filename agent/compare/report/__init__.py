@@ -1,1 +1,0 @@
-"""The result of a comparison of precisions, and how it is shown."""

@@ -1,1 +1,0 @@
-"""Shows an evaluation: in the terminal, as JSON, as an HTML page."""

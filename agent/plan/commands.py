@@ -1,0 +1,334 @@
+"""`mp-agent compare`, `recommend` and `evaluate`: the precisions of a model before it is trained.
+
+Their help needs no torch: what runs a model is imported where it is called.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mp_agent.backtest.options import period_options
+from mp_agent.errors import AdviceError, CompareError, MpAgentError
+from mp_agent.output import Console, refuse, write_whole
+from mp_agent.plan.comparison.model import PrecisionReport
+from mp_agent.plan.comparison.report import print_report
+from mp_agent.plan.evaluation.model import PlanEvaluation
+from mp_agent.plan.evaluation.report import print_evaluation
+from mp_agent.plan.formats import BY_NAME, DEFAULT_NAMES, REFERENCES
+from mp_agent.plan.precision_plan import PRECISIONS, PrecisionPlan, plan_of_json
+from mp_agent.plan.recommendation.model import GOALS
+from mp_agent.plan.recommendation.report import print_recommendation
+from mp_agent.plan.target import is_target, load_target, progress_bar
+from mp_agent.report.options import (
+    Option,
+    count_option,
+    file_option,
+    json_option,
+    page_option,
+    positive_option,
+    show,
+)
+from mp_agent.runs.command import compare_runs, compare_scraped_runs
+from mp_agent.version import require_torch
+
+_search_trials = count_option(
+    "--search-trials",
+    40,
+    "Runs at most, for each precision that fails, to find what to keep in FP32; 0: none.",
+    least=0,
+)
+
+
+def _required(choices: tuple[str, ...], help: str) -> Option:
+    kind = click.Choice(choices)
+    return click.option("--require", "required", multiple=True, type=kind, help=help)
+
+
+@click.command("compare")
+@click.argument("target")
+@click.argument("other", required=False)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    type=click.Choice(tuple(BY_NAME)),
+    help=f"A precision to compare; may be repeated. {', '.join(DEFAULT_NAMES)} by default.",
+)
+@click.option(
+    "--reference",
+    type=click.Choice(tuple(REFERENCES)),
+    default="fp32",
+    show_default=True,
+    help="What is taken for exact.",
+)
+@positive_option(
+    "--tolerance",
+    1e-3,
+    "Mean absolute difference of the model's outputs below which a precision passes.",
+)
+@positive_option(
+    "--loss-scale", 1.0, "Factor of the candidate's loss, as GradScaler would have it."
+)
+@_search_trials
+@_required(tuple(BY_NAME), "Exit with 1 unless this precision passes; may be repeated.")
+@click.option("--rows", type=click.IntRange(min=1), default=12, help="Modules or steps to print.")
+@json_option("result")
+@page_option("result")
+@click.option(
+    "--prometheus",
+    default="",
+    metavar="URL",
+    help="TARGET and OTHER are names of runs that this Prometheus scraped.",
+)
+@click.option(
+    "--start",
+    default="30d",
+    show_default=True,
+    help="Of a Prometheus: begin of the range, as 2026-01-31T10:00, Unix seconds, or 6h for six "
+    "hours ago.",
+)
+@click.option("--end", default="", help="Of a Prometheus: end of the range; now by default.")
+@click.option(
+    "--scrape-interval",
+    default="15s",
+    show_default=True,
+    help="Of a Prometheus: time between two scrapes.",
+)
+def compare_command(
+    target: str,
+    other: str | None,
+    dtypes: tuple[str, ...],
+    required: tuple[str, ...],
+    rows: int,
+    as_document: bool,
+    page: Path | None,
+    prometheus: str,
+    start: str,
+    end: str,
+    scrape_interval: str,
+    **options: Any,
+) -> None:
+    """Compare the precisions of a model module by module, or two runs step by step.
+
+    TARGET alone is `script.py:function` or `package.module:function`: it is called without
+    arguments and returns (model, batch) or (model, batch, loss). TARGET and OTHER are two runs:
+    flight records, directories of runs in shared memory, or addresses of node agents
+    (`http://host:9464`, `…/?run=NAME` where there are several); with --prometheus, their names.
+    """
+    shown: dict[str, Any] = {"rows": rows, "as_document": as_document, "page": page}
+    try:
+        if prometheus:
+            if other is None:
+                raise CompareError(f"--prometheus compares two runs; {target} is one")
+            period = period_options(start, end, scrape_interval)
+            compare_scraped_runs(prometheus, (target, other), period, **shown)
+            return
+        if other is not None:
+            compare_runs(target, other, **shown)
+            return
+        if not is_target(target):
+            raise CompareError(
+                f"{target}: is no script.py:function; to compare two runs, name both"
+            )
+        chosen = tuple(dict.fromkeys((*(dtypes or DEFAULT_NAMES), *required)))
+        report = _compare(target, dtypes=chosen, **options)
+    except MpAgentError as error:
+        refuse("compare", error)
+    show(
+        json=report.as_json,
+        html=report.as_html,
+        text=lambda console: print_report(report, console, rows=rows),
+        as_document=as_document,
+        page=page,
+    )
+    sys.exit(0 if set(required) <= set(report.passed) else 1)
+
+
+def _compare(target: str, **options: Any) -> PrecisionReport:
+    require_torch()
+    from mp_agent.plan.comparison.api import compare
+
+    made = load_target(target)
+    with progress_bar() as progress:
+        return compare(*made, progress=progress, **options)
+
+
+@click.command("recommend")
+@click.argument("target")
+@click.option(
+    "--goal",
+    type=click.Choice(GOALS),
+    default="speed",
+    show_default=True,
+    help="What to prefer among the precisions that pass.",
+)
+@click.option(
+    "--capability",
+    metavar="MAJOR.MINOR",
+    help="Plan for a GPU of this compute capability, such as 8.0, which is not here.",
+)
+@count_option("--steps", 8, "FP32 steps whose gradients are measured.")
+@positive_option("--learning-rate", 1e-4, "Of AdamW in these steps.")
+@positive_option(
+    "--tolerance",
+    0.05,
+    "Mean absolute difference of the model's outputs, divided by their RMS, below which a "
+    "precision passes.",
+)
+@_search_trials
+@click.option("--rows", type=click.IntRange(min=1), default=8, help="Odd modules to print.")
+@json_option("recommendation")
+@file_option("--output", help="Write the plan to this file, for `mp-agent evaluate --plan`.")
+@file_option("--code", "code_path", help="Write the code to this file.")
+def recommend_command(
+    target: str,
+    rows: int,
+    as_document: bool,
+    output: Path | None,
+    code_path: Path | None,
+    **options: Any,
+) -> None:
+    """Recommend a precision for a model, with reasons, settings and code.
+
+    TARGET is `script.py:function` or `package.module:function`: it is called without arguments and
+    returns (model, batch) or (model, batch, loss), as for `mp-agent compare`; a DataLoader or an
+    iterator in place of the batch gives one batch per step.
+    """
+    try:
+        require_torch()
+        model, batch, loss = _training_target(target)
+        from mp_agent.plan.recommendation.api import recommend_plan
+
+        with progress_bar() as progress:
+            found = recommend_plan(model, batch, loss, progress=progress, **options)
+    except MpAgentError as error:
+        refuse("recommend", error)
+    if output is not None:
+        write_whole(output, found.plan.as_json() + "\n")
+    if code_path is not None:
+        write_whole(code_path, found.code())
+    if as_document:
+        click.echo(found.as_json())
+    else:
+        print_recommendation(found, Console(), rows=rows, code=code_path is None)
+
+
+def _training_target(target: str) -> tuple[Any, Any, Any]:
+    if not is_target(target):
+        raise AdviceError(f"{target}: is no script.py:function")
+    return load_target(target)
+
+
+_FIRST_SCALE = 65536.0
+"""GradScaler's own default, for a precision without a plan."""
+
+
+@click.command("evaluate")
+@click.argument("target")
+@file_option(
+    "--plan",
+    "plan_path",
+    exists=True,
+    help="A plan that `mp-agent recommend --output` wrote; by default one is recommended first.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(tuple(PRECISIONS)),
+    help="Measure this precision, without a plan.",
+)
+@click.option(
+    "--goal",
+    type=click.Choice(GOALS),
+    default="speed",
+    show_default=True,
+    help="Of the plan that is recommended without --plan and --precision.",
+)
+@count_option("--steps", 50, "Steps to train.")
+@count_option("--warmup-steps", 5, "First steps, which speed leaves out.", least=0)
+@positive_option("--learning-rate", 1e-4, "Of AdamW.")
+@_required(("speed", "memory", "loss"), "Exit with 1 unless this target is met; may be repeated.")
+@json_option("evaluation")
+@page_option("evaluation")
+def evaluate_command(
+    target: str,
+    plan_path: Path | None,
+    precision: str | None,
+    goal: str,
+    required: tuple[str, ...],
+    as_document: bool,
+    page: Path | None,
+    **options: Any,
+) -> None:
+    """Train a model in FP32 and by a plan, by turns, and measure speed, memory and loss.
+
+    TARGET is `script.py:function`, as for `mp-agent recommend`. Both trainings begin with the same
+    weights and see the same batches and random numbers; the optimizer is AdamW.
+    """
+    try:
+        require_torch()
+        found = _evaluate(target, _given_plan(plan_path, precision), goal, **options)
+    except MpAgentError as error:
+        refuse("evaluate", error)
+    show(
+        json=found.as_json,
+        html=found.as_html,
+        text=lambda console: print_evaluation(found, console),
+        as_document=as_document,
+        page=page,
+    )
+    sys.exit(1 if set(required) & set(found.missed) else 0)
+
+
+def _given_plan(path: Path | None, precision: str | None) -> PrecisionPlan | None:
+    if path is not None and precision is not None:
+        raise AdviceError("--plan and --precision: give one of them")
+    if path is not None:
+        try:
+            return plan_of_json(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise AdviceError(f"{path}: cannot be read: {error}") from error
+    if precision is None:
+        return None
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    scale = _FIRST_SCALE if precision == "fp16-autocast" else None
+    return PrecisionPlan(precision=precision, device=device, loss_scale=scale)
+
+
+def _evaluate(
+    target: str,
+    plan: PrecisionPlan | None,
+    goal: str,
+    steps: int,
+    learning_rate: float,
+    **more: Any,
+) -> PlanEvaluation:
+    model, batch, loss = _training_target(target)
+    from mp_agent.plan.evaluation.api import measure_plan
+    from mp_agent.plan.execution.training import batches_of
+    from mp_agent.plan.recommendation.api import recommend_plan
+
+    batches = batches_of(batch, steps)
+
+    def again() -> Any:
+        # An iterator can be read once, but is needed twice.
+        return batches[0] if len(batches) == 1 else iter(batches)
+
+    with progress_bar() as progress:
+        if plan is None:
+            plan = recommend_plan(
+                model, again(), loss, goal=goal, learning_rate=learning_rate, progress=progress
+            ).plan
+        return measure_plan(
+            model,
+            again(),
+            loss,
+            plan,
+            steps=steps,
+            learning_rate=learning_rate,
+            progress=progress,
+            **more,
+        )

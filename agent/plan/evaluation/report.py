@@ -1,0 +1,178 @@
+"""An evaluation for people: in a terminal, and as a page."""
+
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from rich.console import Console
+from rich.text import Text
+
+from mp_agent.plan.evaluation.model import (
+    LOSS_DIFFERENCE_RATIO,
+    Outcome,
+    PlanEvaluation,
+    SideMeasurement,
+    relative_differences,
+)
+from mp_agent.plan.precision_plan import PrecisionPlan
+from mp_agent.plan.recommendation.report import environment_facts
+from mp_agent.report import terminal
+from mp_agent.report.numbers import NONE, finite, number, scientific, size
+from mp_agent.report.page import Cell, Table, render
+from mp_agent.report.plots import Curve, Plot, Plots, Values
+
+
+def verdict(evaluation: PlanEvaluation) -> str:
+    """Return in one sentence which targets are met."""
+    missed = evaluation.missed
+    if not missed:
+        return "Every target that was measured is met."
+    return f"Missed: {', '.join(missed)}."
+
+
+def plan_text(plan: PrecisionPlan) -> str:
+    """Return a plan in one line."""
+    parts = [plan.precision]
+    if plan.loss_scale is not None:
+        parts.append(f"loss scale {plan.loss_scale:g} at first")
+    if plan.keep_fp32:
+        parts.append(f"in FP32: {', '.join(plan.keep_fp32)}")
+    parts.append(f"epsilon {plan.adam_epsilon:g}")
+    parts.append("no clipping" if plan.clip_norm is None else f"clip norm {plan.clip_norm:g}")
+    return "; ".join(parts)
+
+
+def measured_rows(evaluation: PlanEvaluation) -> list[tuple[str, str, str]]:
+    """Return (name, in FP32, by the plan) of what was measured."""
+    exact, planned = evaluation.fp32, evaluation.planned
+    return [
+        ("step, median", _step_text(exact, evaluation), _step_text(planned, evaluation)),
+        (
+            "peak memory",
+            size(evaluation.fp32_peak_bytes),
+            size(evaluation.planned_peak_bytes),
+        ),
+        ("first loss", number(exact.losses[0], 6), number(planned.losses[0], 6)),
+        ("loss of the last fifth", _tail_text(exact), _tail_text(planned)),
+        ("skipped steps", NONE, str(planned.skipped_steps) if planned.loss_scales else NONE),
+    ]
+
+
+def _step_text(side: SideMeasurement, evaluation: PlanEvaluation) -> str:
+    return f"{scientific(1000 * median(side.seconds[evaluation.warmup_steps :]))} ms"
+
+
+def _tail_text(side: SideMeasurement) -> str:
+    return number(fmean(side.losses[-max(1, len(side.losses) // 5) :]), 6)
+
+
+_STYLES = {Outcome.MET: "bold green", Outcome.MISSED: "bold red", Outcome.NOT_MEASURED: "dim"}
+
+
+def print_evaluation(found: PlanEvaluation, console: Console) -> None:
+    """Print targets and measurements."""
+    table = terminal.table("", "target", "measured")
+    for one in found.targets:
+        mark = Text(one.outcome.value, style=_STYLES[one.outcome])
+        table.add_row(mark, one.target, one.value)
+    title = f"{found.model}, {found.parameters:,} parameters, {found.steps} steps"
+    console.print(terminal.titled(table, title))
+    console.print(Text(verdict(found)))
+    console.print(Text(f"plan: {plan_text(found.plan)}"))
+    console.print(Text(f"on: {found.environment.hardware.name}"))
+    headings = ("", "FP32", found.plan.precision)
+    console.print(terminal.filled(headings, measured_rows(found)))
+    console.print(Text(f"Memory is that of {found.memory_source}.", style="dim"))
+    terminal.print_notes(console, found.notes)
+
+
+_TONES = {Outcome.MET: "good", Outcome.MISSED: "bad", Outcome.NOT_MEASURED: ""}
+
+
+def as_html(evaluation: PlanEvaluation) -> str:
+    """Return the evaluation as one page that loads nothing."""
+    precision = evaluation.plan.precision
+    training = f"{evaluation.steps} with AdamW, learning rate {evaluation.learning_rate}"
+    return render(
+        "evaluation",
+        tool="evaluate",
+        title=f"{precision} for {evaluation.model}",
+        verdict=verdict(evaluation),
+        good=not evaluation.missed,
+        facts=(
+            ("plan", plan_text(evaluation.plan)),
+            ("parameters", f"{evaluation.parameters:,}"),
+            ("steps", training),
+            *environment_facts(evaluation.environment),
+        ),
+        plots=[plots_of(evaluation)],
+        targets=Table(
+            ("result", "target", "measured"),
+            [
+                (Cell(one.outcome.value, _TONES[one.outcome], tag=True), one.target, one.value)
+                for one in evaluation.targets
+            ],
+            title="targets",
+            text=range(3),
+        ),
+        measured=Table(
+            ("quantity", "FP32", precision), measured_rows(evaluation), title="measurements"
+        ),
+        memory_source=evaluation.memory_source,
+        notes=evaluation.notes,
+    )
+
+
+def plots_of(evaluation: PlanEvaluation) -> Plots:
+    """Return the curves of both trainings."""
+    exact, planned, perturbed = evaluation.fp32, evaluation.planned, evaluation.perturbed
+    plots = [
+        Plot(
+            id="loss",
+            title="Loss",
+            caption="from the same weights, batches and random numbers",
+            curves=_pair(evaluation, finite(exact.losses), finite(planned.losses)),
+        ),
+        Plot(
+            id="difference",
+            title="Difference of the loss",
+            caption="from FP32, relative, logarithmic; the dashed line is the target",
+            curves=[
+                Curve(
+                    evaluation.plan.precision,
+                    relative_differences(planned.losses, exact.losses),
+                    "bad",
+                ),
+                Curve(
+                    "FP32 from weights one last bit apart",
+                    relative_differences(perturbed.losses, exact.losses),
+                ),
+            ],
+            log=10,
+            limits=[(LOSS_DIFFERENCE_RATIO, "")],
+        ),
+        Plot(
+            id="time",
+            title="Time of a step",
+            caption=f"milliseconds; the first {evaluation.warmup_steps} do not count",
+            curves=_pair(
+                evaluation,
+                [1000 * one for one in exact.seconds],
+                [1000 * one for one in planned.seconds],
+            ),
+        ),
+    ]
+    if planned.loss_scales:
+        plots.append(
+            Plot(
+                id="scale",
+                title="Loss scale",
+                caption="after each step, logarithmic",
+                curves=[Curve("loss scale", finite(planned.loss_scales[1:]), "bad")],
+                log=2,
+            )
+        )
+    return Plots(places=range(1, evaluation.steps + 1), plots=plots)
+
+
+def _pair(evaluation: PlanEvaluation, exact: Values, planned: Values) -> Sequence[Curve]:
+    return [Curve("FP32", exact), Curve(evaluation.plan.precision, planned, "bad")]

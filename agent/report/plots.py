@@ -1,0 +1,90 @@
+"""What a page draws: plots over common places, such as steps; every number is finite."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mp_agent.report.numbers import number
+
+Values = Sequence[float | None]
+"""One for each place; None for what was not observed or cannot be drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line of a plot."""
+
+    label: str
+    values: Values
+    color: str = "series"
+    """A colour of the style sheet."""
+    points: bool = False
+    """Whether single points are drawn in place of a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """Curves with one axis of values."""
+
+    id: str
+    title: str
+    caption: str
+    curves: Sequence[Curve]
+    log: int | None = None
+    """Base of a logarithmic axis; None for a linear one."""
+    limits: Sequence[tuple[float, str]] = ()
+    """Horizontal lines: value and label."""
+    marks: Mapping[int, str] = field(default_factory=dict)
+    """By index of a place that is marked, why."""
+
+    @property
+    def description(self) -> str:
+        """The plot as text, for readers who do not see it."""
+        several = len(self.curves) > 1
+        parts = [
+            (f"{curve.label}: " if several else "") + _extent(curve.values) for curve in self.curves
+        ]
+        marks = f"; {len(self.marks)} marked" if self.marks else ""
+        return f"{self.title}: {'; '.join(parts)}{marks}"
+
+
+def _extent(values: Values) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "no value"
+    ends = f"smallest {number(min(known))}, largest {number(max(known))}"
+    return f"{ends}, last {number(known[-1])}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What one rank did: runs of places (first, last, kind)."""
+
+    name: str
+    runs: Sequence[tuple[int, int, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plots:
+    """Plots over the same places, which one pointer follows."""
+
+    label: str = "step"
+    """What a place is."""
+    places: Sequence[int]
+    """Their common axis, ascending."""
+    steps: Sequence[int] | None = None
+    """The number that each place is known by, where it is another one."""
+    names: Sequence[str] | None = None
+    """What is told of each place besides its number."""
+    plots: Sequence[Plot]
+    marked: int | None = None
+    """A place with a vertical line."""
+    spans: Sequence[tuple[int, int, str]] = ()
+    """Bands: first and last place, colour."""
+    lanes: Sequence[Lane] = ()
+    joined: bool = False
+    """Whether a curve crosses places without a value."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what the script of the page reads."""
+        return {**asdict(self), "places": list(self.places)}

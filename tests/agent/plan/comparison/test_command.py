@@ -1,0 +1,86 @@
+"""The command as it is typed: targets, options, output, exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mp_agent.cli import main
+
+SCRIPT = """
+import torch
+from torch import nn
+
+def make_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    return model, (torch.randn(8, 4), torch.randint(0, 2, (8,))), nn.CrossEntropyLoss()
+
+def only_a_model():
+    return nn.Linear(1, 1)
+
+def broken():
+    raise OSError("no data")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "training.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(main, ["compare", *arguments])
+
+
+def test_a_table_is_printed(script):
+    done = run(f"{script}:make_model", "--dtype", "bf16", "--dtype", "tf32", "--tolerance", "0.1")
+    assert done.exit_code == 0, done.output
+    assert "Sequential, 58 parameters, against fp32" in done.output
+    assert "passes: mean absolute difference" in done.output
+
+
+def test_json_and_a_page_are_written(script, tmp_path):
+    done = run(f"{script}:make_model", "--dtype", "tf32", "--json")
+    document = json.loads(done.stdout)
+    assert document["format"] == "mp_agent precision comparison"
+    assert document["passed"] == ["tf32"] and len(document["candidates"][0]["calls"]) == 5
+    page = tmp_path / "page.html"
+    done = run(f"{script}:make_model", "--dtype", "tf32", "--html", str(page))
+    assert done.stdout == f"{page}\n" and page.read_text().startswith("<!doctype html>")
+
+
+def test_a_precision_that_is_required_decides_the_exit_code(script):
+    options = ["--dtype", "tf32", "--search-trials", "0"]
+    assert run(f"{script}:make_model", *options, "--require", "tf32").exit_code == 0
+    failing = [*options, "--require", "fp8-e5m2", "--tolerance", "1e-9"]
+    assert run(f"{script}:make_model", *failing).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("{script}:nothing", "has no function nothing"),
+        ("{script}:only_a_model", "returned Linear; it has to return (model, batch)"),
+        ("{script}:broken", "raised OSError: no data"),
+        ("/nothing.py:make", "/nothing.py: no such file"),
+        ("{script}", "is no script.py:function"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(script, target, message):
+    done = run(target.format(script=script))
+    assert done.exit_code == 2 and message in done.output
+
+
+@pytest.mark.slow
+def test_comparing_runs_and_asking_for_help_load_no_torch():
+    code = (
+        "import sys; import mp_agent.plan.commands, mp_agent.cli, mp_agent; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
