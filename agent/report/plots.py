@@ -75,7 +75,7 @@ class Plots:
     steps: Sequence[int] | None = None
     """The number that each place is known by, where it is another one."""
     names: Sequence[str] | None = None
-    """What is told of each place besides its number."""
+    """What is shown of each place in addition to its number."""
     plots: Sequence[Plot]
     marked: int | None = None
     """A place with a vertical line."""
