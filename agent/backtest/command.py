@@ -2,23 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mp_agent.backtest.options import (
-    Job,
-    judge_with_bar,
-    label_of,
-    log_options,
-    read_labels,
-    read_options,
-    split,
-    values_of,
-)
-from mp_agent.backtest.readers.find import expand
+from mp_agent.backtest.options import log_options, past_runs, values_of
 from mp_agent.backtest.report import (
     as_html,
     as_json,
@@ -27,13 +16,11 @@ from mp_agent.backtest.report import (
     print_failures,
 )
 from mp_agent.backtest.results import SEVERITIES, Difference, Failure, RunResult, differences
-from mp_agent.errors import LogError
-from mp_agent.output import WRONG_USE, Console, refuse, write_whole
+from mp_agent.output import WRONG_USE, Console, write_whole
+from mp_agent.report.options import json_option, page_option, wide_console
 
 _LOG_FAILED = 1
 _ALERTED = 3
-_WIDTH_MIN = 132
-"""Columns of the terminal below which a table would be cut; a file gets as many."""
 
 
 @click.command(
@@ -56,13 +43,8 @@ _WIDTH_MIN = 132
     metavar="NAME=VALUE",
     help="Judge a second time with this changed too, and show what differs; repeatable.",
 )
-@click.option("--json", "as_document", is_flag=True, help="Print the result as JSON.")
-@click.option(
-    "--html",
-    "page",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the result, with curves, to one HTML file.",
-)
+@json_option("result")
+@page_option("result", "curves")
 @click.option("--details", is_flag=True, help="Print notes and blind conditions of every run.")
 @click.option(
     "--fail-on",
@@ -77,9 +59,6 @@ def backtest_command(
     page: Path | None,
     details: bool,
     fail_on: str | None,
-    step_seconds: float | None,
-    labels_path: Path | None,
-    processes: int | None,
     **reading: Any,
 ) -> None:
     """Judge past runs from their logs: which alerts, since which step, for how long.
@@ -89,19 +68,10 @@ def backtest_command(
     DeepSpeed or fairseq, a flight record; or the address of a Prometheus. Of a directory that
     holds several logs, all are judged.
     """
-    reading["log_format"] = reading["log_format"] or ""
     values = [values_of(assignments)]
     if compared:
         values.append(values_of((*assignments, *compared)))
-    try:
-        labels = read_labels(labels_path) if labels_path else {}
-        sources = list(expand(logs))
-    except (LogError, OSError) as error:
-        refuse("backtest", str(error))
-    job = Job(options=read_options(**reading), values=values, step_seconds=step_seconds)
-    judged = judge_with_bar(sources, job, processes=processes, what="judging")
-    runs, failures = split(judged)
-    runs = [tuple(replace(one, label=label_of(labels, one)) for one in run) for run in runs]
+    runs, failures = past_runs("backtest", logs, values, **reading).judge()
     first = [run[0] for run in runs]
     found = list(differences(first, [run[1] for run in runs])) if compared else None
     if page is not None and first:
@@ -121,9 +91,7 @@ def _print(
     details: bool,
     page: Path | None,
 ) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, _WIDTH_MIN))
+    console = wide_console()
     print_failures(failures, Console(stderr=True, soft_wrap=True))
     if found is not None:
         print_differences(found, len(runs), console)

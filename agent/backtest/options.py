@@ -22,12 +22,13 @@ from mp_agent.alerting.values import Values
 from mp_agent.backtest.judge import play
 from mp_agent.backtest.log.rows import QUANTITIES
 from mp_agent.backtest.log.training_log import ReadOptions
-from mp_agent.backtest.readers.find import Source, format_names, read_logs, renamed
+from mp_agent.backtest.readers.find import Source, expand, format_names, read_logs, renamed
 from mp_agent.backtest.results import Failure, RunResult
 from mp_agent.errors import LogError, NothingToJudge, SettingError, SourceError
 from mp_agent.inputs.addresses import shown_address
 from mp_agent.inputs.files import parse_yaml_texts, read_text
-from mp_agent.output import Console
+from mp_agent.output import Console, refuse
+from mp_agent.report.options import file_option
 from mp_agent.settings import load_settings
 
 _BYTES_PER_PROCESS = 300_000
@@ -102,7 +103,11 @@ def judge_source(source: Source, job: Job) -> Judged:
     )
 
 
-def split(judged: Sequence[Judged]) -> tuple[list[tuple[RunResult, ...]], tuple[Failure, ...]]:
+JudgedRuns = tuple[list[tuple[RunResult, ...]], tuple[Failure, ...]]
+"""For each run its result by each of the settings, and the logs that failed."""
+
+
+def split(judged: Sequence[Judged]) -> JudgedRuns:
     """Return the results of all runs, with names that differ, and the logs that failed."""
     runs = [run for one in judged if not isinstance(one, Failure) for run in one]
     failures = tuple(one for one in judged if isinstance(one, Failure))
@@ -240,15 +245,58 @@ def values_of(assignments: Iterable[str]) -> Values:
         raise click.UsageError(str(error)) from error
 
 
-def judge_with_bar(
-    sources: list[Source], job: Job, *, processes: int | None, what: str
-) -> list[Judged]:
-    """Judge all sources; with many of them, a bar on standard error says how far that is."""
-    console = Console(stderr=True)
-    shown = len(sources) >= _BAR_LOGS_MIN and console.is_terminal
-    with Progress(console=console, transient=True, disable=not shown) as bar:
-        task = bar.add_task(what, total=len(sources))
-        return judge_all(sources, job, processes=processes, progress=lambda: bar.advance(task))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRuns:
+    """The logs that a command names, how they are read, and which runs are healthy or wrong."""
+
+    sources: Sequence[Source]
+    job: Job
+    labels: Mapping[str, str]
+    processes: int | None
+
+    def judge(self, job: Job | None = None, sources: Sequence[Source] | None = None) -> JudgedRuns:
+        """Return the results of each run by each setting, with its label, and failures.
+
+        job, sources: others than those of the command. Of many logs, a bar on standard error shows
+        how many are judged.
+        """
+        chosen = self.sources if sources is None else sources
+        console = Console(stderr=True)
+        shown = len(chosen) >= _BAR_LOGS_MIN and console.is_terminal
+        with Progress(console=console, transient=True, disable=not shown) as bar:
+            task = bar.add_task("judging", total=len(chosen))
+            judged = judge_all(
+                chosen,
+                job or self.job,
+                processes=self.processes,
+                progress=lambda: bar.advance(task),
+            )
+        runs, failures = split(judged)
+        return [tuple(map(self._labelled, run)) for run in runs], failures
+
+    def _labelled(self, run: RunResult) -> RunResult:
+        return replace(run, label=label_of(self.labels, run))
+
+
+def past_runs(
+    command: str,
+    logs: Sequence[str],
+    values: Sequence[Values],
+    *,
+    step_seconds: float | None,
+    labels_path: Path | None,
+    processes: int | None,
+    **reading: Any,
+) -> PastRuns:
+    """Return what `log_options` name; exits where a log or the labels are not there."""
+    try:
+        labels = read_labels(labels_path) if labels_path else {}
+        sources = list(expand(logs))
+    except (LogError, OSError) as error:
+        refuse(command, str(error))
+    options = read_options(**{**reading, "log_format": reading["log_format"] or ""})
+    job = Job(options=options, values=values, step_seconds=step_seconds)
+    return PastRuns(sources=sources, job=job, labels=labels, processes=processes)
 
 
 def _column(text: str) -> tuple[str, str]:
@@ -317,10 +365,10 @@ _OPTIONS = (
         help="Time per step; by default that of the log, else 1. Windows and delays of the "
         "conditions count in this time.",
     ),
-    click.option(
+    file_option(
         "--labels",
         "labels_path",
-        type=click.Path(path_type=Path, dir_okay=False, exists=True),
+        exists=True,
         help="File that says which runs are healthy, wrong or unclear: a YAML or JSON mapping "
         "from names to labels, or CSV lines run,label.",
     ),

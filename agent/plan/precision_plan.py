@@ -1,7 +1,7 @@
 """A plan of precisions, and the environment that it is for."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
 from typing import Any
@@ -158,6 +158,12 @@ class PrecisionPlan:
     def as_json(self) -> str:
         """Return the plan as JSON, which `plan_of_json` reads."""
         return json.dumps(self.as_dict(), indent=2, allow_nan=False)
+
+
+def is_within(name: str, modules: Collection[str]) -> bool:
+    """Return whether a module is one of `modules` or inside of one."""
+    parts = name.split(".")
+    return any(".".join(parts[:end]) in modules for end in range(1, len(parts) + 1))
 
 
 def plan_of_json(text: str) -> PrecisionPlan:

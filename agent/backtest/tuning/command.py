@@ -8,36 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from mp_agent.alerting.values import Values
-from mp_agent.backtest.options import (
-    HEALTHY,
-    WRONG,
-    Job,
-    judge_with_bar,
-    label_of,
-    log_options,
-    read_labels,
-    read_options,
-    split,
-    values_of,
-)
-from mp_agent.backtest.readers.find import Source, expand
+from mp_agent.backtest.options import HEALTHY, WRONG, log_options, past_runs, values_of
+from mp_agent.backtest.readers.find import Source
 from mp_agent.backtest.report import print_failures
 from mp_agent.backtest.results import RunResult
 from mp_agent.backtest.tuning.knobs import values_with
 from mp_agent.backtest.tuning.search import (
     Search,
+    ThresholdChange,
     Tuning,
     alarms_of,
     chart_values_text,
     settings_text,
 )
-from mp_agent.errors import LogError
 from mp_agent.inputs.addresses import shown_address
 from mp_agent.output import Console, refuse, write_whole
+from mp_agent.report import terminal
+from mp_agent.report.options import count_option, file_option, wide_console
 
 _TOO_MANY = 1
 
@@ -56,13 +46,7 @@ _TOO_MANY = 1
     metavar="NAME=VALUE",
     help="What to start from, as for `mp-agent rules`; repeatable.",
 )
-@click.option(
-    "--false-alarms",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Alarms of healthy runs that may remain, in all.",
-)
+@count_option("--false-alarms", 0, "Alarms of healthy runs that may remain, in all.", least=0)
 @click.option(
     "--severity",
     type=click.Choice(("critical", "warning", "info")),
@@ -77,16 +61,8 @@ _TOO_MANY = 1
     show_default=True,
     help="Factor by which thresholds are moved beyond where the alarms stop.",
 )
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the proposal as a settings file.",
-)
-@click.option(
-    "--chart-values",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the proposal as values of the chart.",
-)
+@file_option("--output", help="Write the proposal as a settings file.")
+@file_option("--chart-values", help="Write the proposal as values of the chart.")
 def tune_command(
     logs: tuple[str, ...],
     assignments: tuple[str, ...],
@@ -95,9 +71,6 @@ def tune_command(
     margin: float,
     output: Path | None,
     chart_values: Path | None,
-    step_seconds: float | None,
-    labels_path: Path | None,
-    processes: int | None,
     **reading: Any,
 ) -> None:
     """Propose thresholds by which healthy runs bring no alarms.
@@ -105,35 +78,21 @@ def tune_command(
     LOG is as for `mp-agent backtest`. Without --labels all runs count as healthy. Runs that are
     labelled wrong are judged before and after: the proposal says how many of them it still finds.
     """
-    reading["log_format"] = reading["log_format"] or ""
     values = values_of(assignments)
-    try:
-        labels = read_labels(labels_path) if labels_path else {}
-        sources = list(expand(logs))
-    except (LogError, OSError) as error:
-        refuse("tune", str(error))
-    job = Job(options=read_options(**reading), values=(values,), step_seconds=step_seconds)
-
+    past = past_runs("tune", logs, (values,), **reading)
     # A run names its source without the credentials of the address.
-    by_source = {shown_address(source.address): source for source in sources}
+    by_source = {shown_address(source.address): source for source in past.sources}
 
     def judge(
         chosen: Sequence[str], settings: Sequence[Values], conditions: frozenset[str] | None
     ) -> list[Sequence[RunResult]]:
-        wanted = replace(job, values=tuple(settings), alerts=conditions)
-        judged = judge_with_bar(
-            [by_source.get(one, Source(one)) for one in chosen],
-            wanted,
-            processes=processes,
-            what="judging",
-        )
-        return list(split(judged)[0])
+        wanted = replace(past.job, values=tuple(settings), alerts=conditions)
+        return list(past.judge(wanted, [by_source.get(one, Source(one)) for one in chosen])[0])
 
-    judged = judge_with_bar(sources, job, processes=processes, what="judging")
-    runs, failures = split(judged)
+    runs, failures = past.judge()
     print_failures(failures, Console(stderr=True, soft_wrap=True))
-    labelled = [replace(run[0], label=label_of(labels, run[0])) for run in runs]
-    healthy = [run for run in labelled if not labels or run.label == HEALTHY]
+    labelled = [run[0] for run in runs]
+    healthy = [run for run in labelled if not past.labels or run.label == HEALTHY]
     wrong = [run for run in labelled if run.label == WRONG]
     if not healthy:
         refuse("tune", "no run is healthy; see --labels")
@@ -184,22 +143,22 @@ def _same(runs: Sequence[RunResult], names: set[tuple[str, str]]) -> list[RunRes
     return [run for run in runs if (run.source, run.name) in names]
 
 
+def _cells(change: ThresholdChange) -> tuple[str, ...]:
+    return (
+        change.name,
+        change.before,
+        change.proposed,
+        "-" if change.limit is None else f"{change.limit:g}",
+        "-" if change.margin is None else f"{change.margin:.3g}",
+        f"{change.condition} of {', '.join(change.runs)}",
+    )
+
+
 def _print(tuning: Tuning, severity: str) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, 132))
+    console = wide_console()
     if tuning.changes:
-        table = Table(box=None, padding=(0, 2, 0, 0))
         headings = ("setting", "now", "proposed", "alarms stop at", "margin", "because of")
-        for heading in headings:
-            table.add_column(heading)
-        for change in tuning.changes:
-            limit = "-" if change.limit is None else f"{change.limit:g}"
-            margin = "-" if change.margin is None else f"{change.margin:.3g}"
-            runs = ", ".join(change.runs)
-            cells = (change.name, change.before, change.proposed, limit, margin)
-            table.add_row(*map(Text, (*cells, f"{change.condition} of {runs}")))
-        console.print(table)
+        console.print(terminal.filled(headings, map(_cells, tuning.changes)))
     else:
         console.print(Text("Nothing has to change."))
     for name, factor in tuning.headroom.items():

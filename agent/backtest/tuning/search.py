@@ -1,7 +1,7 @@
 """Finds how far thresholds must move until healthy runs bring no more alarms than allowed."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, log, sqrt
 from typing import Any
 
@@ -118,7 +118,7 @@ class Search:
                 proposal.thresholds.update(
                     {change.name: float(change.proposed) for change in changed}
                 )
-            changes += [_of_runs(change, runs) for change in changed]
+            changes += [replace(change, runs=runs) for change in changed]
         for change in changes:
             if change.limit is None:
                 proposal.severities[change.name] = change.proposed
@@ -234,18 +234,6 @@ class Search:
                 )
             )
         return changes
-
-
-def _of_runs(change: ThresholdChange, runs: tuple[str, ...]) -> ThresholdChange:
-    return ThresholdChange(
-        name=change.name,
-        before=change.before,
-        proposed=change.proposed,
-        limit=change.limit,
-        margin=change.margin,
-        condition=change.condition,
-        runs=runs,
-    )
 
 
 def _cost(factors: Mapping[str, float]) -> tuple[int, float]:

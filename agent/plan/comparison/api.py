@@ -22,10 +22,15 @@ from mp_agent.plan.comparison.model import (
 from mp_agent.plan.comparison.origins import origins_of
 from mp_agent.plan.comparison.search import Found, find_kept
 from mp_agent.plan.execution.calls import Task, loss_of
-from mp_agent.plan.execution.errors import tensors_of
 from mp_agent.plan.execution.observer import MeasuredCall
 from mp_agent.plan.execution.precision import LOSS
-from mp_agent.plan.execution.session import Measured, compare_side_by_side, run_alone, unwrapped
+from mp_agent.plan.execution.session import (
+    Measured,
+    compare_side_by_side,
+    devices_of,
+    run_alone,
+    unwrapped,
+)
 from mp_agent.plan.formats import (
     DEFAULT_NAMES,
     Candidate,
@@ -33,6 +38,7 @@ from mp_agent.plan.formats import (
     candidates_of,
     reference_of,
 )
+from mp_agent.report.document import picked
 
 TOLERANCE = 1e-3
 SEARCH_TRIALS = 40
@@ -93,8 +99,7 @@ def _check(model: Any, tolerance: float, loss_scale: float, search_trials: int) 
 
 
 def _device(model: nn.Module, batch: Any) -> torch.device:
-    tensors = [*model.parameters(), *model.buffers(), *(one for _, one in tensors_of(batch))]
-    devices = list(dict.fromkeys(one.device for one in tensors))
+    devices = devices_of(model, batch)
     if len({device.type for device in devices}) > 1:
         raise CompareError(f"model: is on several kinds of device: {', '.join(map(str, devices))}")
     return devices[0] if devices else torch.device("cpu")
@@ -213,29 +218,20 @@ def _calls(
     )
 
 
+_AS_MEASURED = (
+    *("order", "module", "depth", "input_error", "input_nonfinite", "output", "own", "own_missing"),
+    *("operand_underflow_ratio", "gradient", "gradient_own"),
+)
+
+
 def _call(one: MeasuredCall, kind: str, candidate: Candidate) -> CallComparison:
     assert one.output is not None
+    roundoff = candidate.format.unit_roundoff
     return CallComparison(
-        order=one.order,
-        module=one.module,
         kind=kind,
-        depth=one.depth,
-        input_error=one.input_error,
-        input_nonfinite=one.input_nonfinite,
-        output=one.output,
-        own=one.own,
-        own_missing=one.own_missing,
         own_nonfinite_finite_inputs=one.own is not None and one.own.nonfinite_ratio > 0,
-        operand_underflow_ratio=one.operand_underflow_ratio,
-        role=role_of(
-            one.input_error,
-            one.input_nonfinite,
-            one.output,
-            one.own,
-            candidate.format.unit_roundoff,
-        ),
-        gradient=one.gradient,
-        gradient_own=one.gradient_own,
+        role=role_of(one.input_error, one.input_nonfinite, one.output, one.own, roundoff),
+        **picked(one, *_AS_MEASURED),
     )
 
 

@@ -41,30 +41,32 @@ def _overflows(calls: Sequence[CallComparison]) -> list[Origin]:
     begun = sorted(calls, key=lambda call: call.order)
     if begun and begun[0].input_nonfinite:
         text = "the batch holds values that the format cannot: they become Inf when it is cast"
-        return [Origin(module=INPUTS, kind=OriginKind.OVERFLOW, severity=inf, text=text)]
+        return [_origin(INPUTS, OriginKind.OVERFLOW, inf, text)]
     found = []
     for call in calls:
         if call.own_nonfinite_finite_inputs and call.own is not None:
             share = percent(call.own.nonfinite_ratio)
             what = "Inf" if call.own.overflow_ratio >= call.own.nan_ratio else "NaN"
             text = f"{share} of its outputs become {what}, from finite inputs"
-            found.append(
-                Origin(module=named(call.module), kind=OriginKind.OVERFLOW, severity=inf, text=text)
-            )
+            found.append(_origin(call.module, OriginKind.OVERFLOW, inf, text))
     if found:
         return found
     lost = [c for c in calls if c.output.nonfinite_ratio > 0 and not c.input_nonfinite]
+    text = (
+        "{} of its outputs are NaN or Inf, though what it read was finite; its own operations "
+        "could not be distinguished"
+    )
     return [
-        Origin(
-            module=named(call.module),
-            kind=OriginKind.OVERFLOW,
-            severity=inf,
-            text=f"{percent(call.output.nonfinite_ratio)} of its outputs are NaN or Inf, though "
-            "what it read was finite; its own operations could not be distinguished",
+        _origin(
+            call.module, OriginKind.OVERFLOW, inf, text.format(percent(call.output.nonfinite_ratio))
         )
         for call in lost
         if call.own is None
     ]
+
+
+def _origin(module: str, kind: OriginKind, severity: float, text: str) -> Origin:
+    return Origin(module=named(module), kind=kind, severity=severity, text=text)
 
 
 def _gradient_overflows(
@@ -90,7 +92,7 @@ def _gradient_overflows(
 
 def _gradient_origin(name: str, what: str) -> Origin:
     text = f"{what} become NaN or Inf; a smaller loss scale may avoid it"
-    return Origin(module=named(name), kind=OriginKind.GRADIENT_OVERFLOW, severity=inf, text=text)
+    return _origin(name, OriginKind.GRADIENT_OVERFLOW, inf, text)
 
 
 def _loss(call: CallComparison, unit_roundoff: float) -> Origin | None:
@@ -100,12 +102,7 @@ def _loss(call: CallComparison, unit_roundoff: float) -> Origin | None:
         return None
     if own.underflow_ratio > max(own.relative_l2, _UNDERFLOW_RATIO):
         text = f"{percent(own.underflow_ratio)} of its outputs become zero"
-        return Origin(
-            module=named(call.module),
-            kind=OriginKind.UNDERFLOW,
-            severity=own.underflow_ratio,
-            text=text,
-        )
+        return _origin(call.module, OriginKind.UNDERFLOW, own.underflow_ratio, text)
     if own.relative_l2 <= _NOTABLE_ROUNDOFFS * unit_roundoff:
         return None
     times = own.relative_l2 / unit_roundoff
@@ -113,9 +110,7 @@ def _loss(call: CallComparison, unit_roundoff: float) -> Origin | None:
         f"its own operations err by {scientific(own.relative_l2)}, "
         f"{times:,.0f} times the rounding of one operation"
     )
-    return Origin(
-        module=named(call.module), kind=OriginKind.ROUNDING, severity=own.relative_l2, text=text
-    )
+    return _origin(call.module, OriginKind.ROUNDING, own.relative_l2, text)
 
 
 def _amplification(call: CallComparison, unit_roundoff: float) -> Origin | None:
@@ -130,18 +125,16 @@ def _amplification(call: CallComparison, unit_roundoff: float) -> Origin | None:
         f"an error of {scientific(call.input_error)} in what it reads becomes "
         f"{scientific(total)}; a small difference of large numbers does that"
     )
-    return Origin(
-        module=named(call.module), kind=OriginKind.AMPLIFICATION, severity=total, text=text
-    )
+    return _origin(call.module, OriginKind.AMPLIFICATION, total, text)
 
 
 def _gradient_underflows(calls: Iterable[CallComparison]) -> list[Origin]:
     found = [
-        Origin(
-            module=named(call.module),
-            kind=OriginKind.GRADIENT_UNDERFLOW,
-            severity=own.underflow_ratio,
-            text=f"{percent(own.underflow_ratio)} of the gradients that it computes become zero; "
+        _origin(
+            call.module,
+            OriginKind.GRADIENT_UNDERFLOW,
+            own.underflow_ratio,
+            f"{percent(own.underflow_ratio)} of the gradients that it computes become zero; "
             "a loss scale may avoid it",
         )
         for call in calls

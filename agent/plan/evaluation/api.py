@@ -147,11 +147,7 @@ def measure_peak(workload: Workload, plan: PrecisionPlan, learning_rate: float) 
 
     if on_cuda:
         torch.cuda.reset_peak_memory_stats(workload.device)
-    try:
-        with training.products(), uncompiled():
-            in_plain_thread(workload.device, body if on_cuda else watched)
-    finally:
-        training.close()
+    training.run(body if on_cuda else watched)
     if on_cuda:
         return torch.cuda.max_memory_allocated(workload.device) - before, ALLOCATOR
     return live.peak_bytes, LIVE_TENSORS

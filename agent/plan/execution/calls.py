@@ -251,11 +251,11 @@ def scalar(loss: Any) -> Tensor:
 
 
 @contextmanager
-def fp32_products() -> Iterator[None]:
-    """Let the reference's products be exact FP32 on devices that would use TF32."""
+def fp32_products(*, tf32: bool = False) -> Iterator[None]:
+    """Let FP32 products be exact on devices that would use TF32; tf32: let them use it."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = False
+    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
     try:
         yield
     finally:

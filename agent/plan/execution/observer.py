@@ -1,8 +1,8 @@
 """Compares the tensors of each call, and runs its operations in a candidate's precision."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from mp_agent.plan.execution.lockstep import (
     Randomness,
     SideEvent,
 )
-from mp_agent.plan.execution.precision import LOSS, CandidatePrecision
+from mp_agent.plan.execution.precision import LOSS
 from mp_agent.plan.formats import NumberFormat
 
 
@@ -157,10 +157,8 @@ def _no_child(module: str) -> Any:
 @contextmanager
 def _running(calls: Calls, name: str) -> Iterator[None]:
     precision = calls.precision
-    kept = isinstance(precision, CandidatePrecision) and name == LOSS and LOSS in precision.kept
-    with ExitStack() as stack:
-        if not kept:
-            stack.enter_context(precision.running(replay=True))
+    kept = name == LOSS and LOSS in precision.kept
+    with nullcontext() if kept else precision.running(replay=True):
         yield
 
 
@@ -285,9 +283,7 @@ class Observer:
         except Exception as error:
             measured.own_missing = f"{type(error).__name__}: {error}"
             return
-        measured.operand_underflow_ratio = getattr(
-            self._candidate.precision, "operand_underflow_ratio", None
-        )
+        measured.operand_underflow_ratio = self._candidate.precision.operand_underflow_ratio
         if not frame.children and frame.module != LOSS and len(floating(outputs)) == 1:
             measured.inputs = inputs
 
@@ -338,9 +334,8 @@ class Observer:
             return
         assert self._reference is not None and self._candidate is not None
         try:
-            exact = own_gradients(
-                self._reference, measured.module, _as_reference(inputs), reference, 1.0
-            )
+            as_reference = replace(inputs, dtypes=dtypes_of((inputs.args, inputs.kwargs)))
+            exact = own_gradients(self._reference, measured.module, as_reference, reference, 1.0)
             own = own_gradients(
                 self._candidate, measured.module, inputs, reference, self._loss_scale
             )
@@ -350,16 +345,6 @@ class Observer:
         pairs = list(zip(exact, own, strict=True))
         if pairs:
             measured.gradient_own = error_between(pairs, self._format, self._loss_scale)
-
-
-def _as_reference(inputs: Inputs) -> Inputs:
-    return Inputs(
-        inputs.args,
-        inputs.kwargs,
-        inputs.versions,
-        dtypes_of((inputs.args, inputs.kwargs)),
-        inputs.randomness,
-    )
 
 
 def _pairs(reference: Any, candidate: Any) -> list[Pair]:

@@ -1,8 +1,8 @@
 """Precisions of a side: casts, autocast, and operands rounded to formats torch lacks."""
 
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Protocol
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from mp_agent.plan.formats import (
     Candidate,
     NumberFormat,
 )
+from mp_agent.plan.precision_plan import is_within
 
 KEPT = "mp_agent_kept"
 """Marks nodes of the autograd graph whose products are not rounded."""
@@ -160,59 +161,8 @@ DTYPES: Mapping[NumberFormat, torch.dtype] = {
 Call = Callable[..., Any]
 
 
-class Precision(Protocol):
-    """How one side computes."""
-
-    def dtype_of(self, module: str) -> torch.dtype:
-        """Return the dtype of a module's parameters and buffers."""
-
-    def cast(self, value: Any) -> Any:
-        """Return a value with every tensor new, in the dtype of this side's inputs."""
-
-    def running(self, *, replay: bool = False) -> AbstractContextManager[None]:
-        """Return a context for a forward pass; replay: on the other side's thread."""
-
-    def backward(self) -> AbstractContextManager[None]:
-        """Return a context for a backward pass."""
-
-    def call(
-        self, name: str, module: nn.Module | None, forward: Call, args: Any, kwargs: Any
-    ) -> Any:
-        """Call a module's forward in the precision that it has."""
-
-
-class ReferencePrecision:
-    """Everything in one dtype."""
-
-    def __init__(self, number_format: NumberFormat) -> None:
-        self._dtype = DTYPES[number_format]
-
-    def dtype_of(self, module: str) -> torch.dtype:
-        """Return the one dtype."""
-        return self._dtype
-
-    def cast(self, value: Any) -> Any:
-        """Return a value with every tensor new."""
-        return cast(value, self._dtype)
-
-    @contextmanager
-    def running(self, *, replay: bool = False) -> Iterator[None]:
-        """Change nothing."""
-        yield
-
-    def backward(self) -> AbstractContextManager[None]:
-        """Change nothing."""
-        return nullcontext()
-
-    def call(
-        self, name: str, module: nn.Module | None, forward: Call, args: Any, kwargs: Any
-    ) -> Any:
-        """Call it."""
-        return forward(*args, **kwargs)
-
-
-class CandidatePrecision:
-    """A candidate, with some modules, and all within them, kept in FP32."""
+class Precision:
+    """How one side computes: as a candidate, with some modules, and all in them, kept in FP32."""
 
     def __init__(
         self, candidate: Candidate, device: torch.device, kept: Set[str] = frozenset()
@@ -233,10 +183,7 @@ class CandidatePrecision:
 
     def is_kept(self, name: str) -> bool:
         """Return whether a module, or one around it, is kept in FP32."""
-        parts = name.split(".")
-        return any(".".join(parts[:end]) in self.kept for end in range(1, len(parts) + 1)) or (
-            "" in self.kept and name != LOSS
-        )
+        return is_within(name, self.kept) or ("" in self.kept and name != LOSS)
 
     def cast(self, value: Any) -> Any:
         """Return a value with every tensor new, in the dtype that this candidate is fed.

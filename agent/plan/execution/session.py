@@ -19,10 +19,10 @@ from mp_agent.plan.execution.calls import (
     in_plain_thread,
     plain_thread,
 )
-from mp_agent.plan.execution.errors import error_between, floating
+from mp_agent.plan.execution.errors import error_between, floating, tensors_of
 from mp_agent.plan.execution.lockstep import CANDIDATE, REFERENCE, Lockstep
 from mp_agent.plan.execution.observer import MeasuredCall, Observer
-from mp_agent.plan.execution.precision import CandidatePrecision, Precision, ReferencePrecision
+from mp_agent.plan.execution.precision import Precision
 from mp_agent.plan.formats import Candidate, NumberFormat
 
 DtypeOf = Callable[[str], "torch.dtype"]
@@ -61,6 +61,12 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
         if tensor.is_meta:
             raise CompareError(f"model: {name} is on the meta device and has no values")
     return model, tuple(notes)
+
+
+def devices_of(model: nn.Module, batch: Any) -> list[torch.device]:
+    """Return the devices of the tensors of a model and a batch, each once."""
+    tensors = [*model.parameters(), *model.buffers(), *(one for _, one in tensors_of(batch))]
+    return list(dict.fromkeys(one.device for one in tensors))
 
 
 def copy_of(model: nn.Module, dtype_of: DtypeOf) -> nn.Module:
@@ -149,9 +155,9 @@ def compare_side_by_side(
     """
     observer = Observer(candidate.format, task.loss_scale, on_call)
     lockstep = Lockstep(observer.compare)
-    precisions: tuple[Precision, Precision] = (
-        ReferencePrecision(reference),
-        CandidatePrecision(candidate, task.device, kept),
+    precisions = (
+        Precision(Candidate(reference.name, reference), task.device),
+        Precision(candidate, task.device, kept),
     )
     losses: dict[int, float] = {}
     with ExitStack() as stack:
@@ -209,7 +215,7 @@ def run_alone(
         gradient, parameter.grad = parameter.grad, None
         finite[0] = finite[0] and gradient is not None and bool(gradient.isfinite().all())
 
-    precision = CandidatePrecision(candidate, task.device, kept)
+    precision = Precision(candidate, task.device, kept)
     copied = copy_of(task.model, precision.dtype_of)
     calls = Calls(CANDIDATE, copied, precision, None)
     copied.register_forward_hook(watch)

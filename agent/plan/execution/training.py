@@ -1,7 +1,7 @@
 """A training step for a trial, and the step as a plan has it."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from itertools import islice
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mp_agent.errors import AdviceError
-from mp_agent.plan.execution.calls import Loss, fp32_products, loss_of, scalar
+from mp_agent.plan.execution.calls import Loss, fp32_products, in_plain_thread, loss_of, scalar
 from mp_agent.plan.execution.errors import tensors_of
 from mp_agent.plan.execution.precision import LOSS, cast, to_dtype
-from mp_agent.plan.execution.session import copy_of, unwrapped
+from mp_agent.plan.execution.session import copy_of, devices_of, uncompiled, unwrapped
 from mp_agent.plan.precision_plan import AUTOCAST, PrecisionPlan
 
 
@@ -47,8 +47,7 @@ def workload_of(model: Any, batch: Any, loss: Any, steps: int) -> Workload:
     if not any(parameter.requires_grad for parameter in inner.parameters()):
         raise AdviceError(f"model: {type(inner).__name__} has no parameter that is trained")
     batches = batches_of(batch, steps)
-    tensors = [*inner.parameters(), *inner.buffers(), *(one for _, one in tensors_of(batches))]
-    devices = list(dict.fromkeys(one.device for one in tensors))
+    devices = devices_of(inner, batches)
     if len(devices) > 1:
         raise AdviceError(f"model: is on several devices: {', '.join(map(str, devices))}")
     return Workload(inner, batches, loss_of(loss), devices[0], notes)
@@ -121,13 +120,13 @@ class PlannedTraining:
         self.model = trainable_copy(workload.model, dtype)
         self._input_dtype = dtype
         self._loss = workload.loss
-        self._device = workload.device.type
+        self._device = workload.device
         self._keep()
         self.optimizer = torch.optim.AdamW(
             trained_parameters(self.model), lr=learning_rate, eps=plan.adam_epsilon
         )
         self.scaler = (
-            torch.amp.GradScaler(self._device, init_scale=plan.loss_scale)
+            torch.amp.GradScaler(self._device.type, init_scale=plan.loss_scale)
             if plan.loss_scale is not None
             else None
         )
@@ -162,7 +161,15 @@ class PlannedTraining:
 
     def products(self) -> AbstractContextManager[None]:
         """Return a context with the settings of FP32 products that the plan needs."""
-        return _tf32_products() if self.plan.precision == "tf32" else fp32_products()
+        return fp32_products(tf32=self.plan.precision == "tf32")
+
+    def run(self, body: Callable[[], None]) -> None:
+        """Run a body with this copy on a thread of its own, then `close`; raise what it raises."""
+        try:
+            with self.products(), uncompiled():
+                in_plain_thread(self._device, body)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Unwrap the modules, so that nothing refers to the copy in a circle."""
@@ -171,7 +178,7 @@ class PlannedTraining:
 
     def _autocast(self) -> AbstractContextManager[Any]:
         name = AUTOCAST.get(self.plan.precision)
-        return nullcontext() if name is None else torch.autocast(self._device, _DTYPES[name])
+        return nullcontext() if name is None else torch.autocast(self._device.type, _DTYPES[name])
 
     def _keep(self) -> None:
         modules = dict(self.model.named_modules())
@@ -195,18 +202,7 @@ class PlannedTraining:
     def _kept(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(forward)
         def kept(*args: Any, **kwargs: Any) -> Any:
-            with torch.autocast(self._device, enabled=False):
+            with torch.autocast(self._device.type, enabled=False):
                 return forward(*to_dtype(args, torch.float32), **to_dtype(kwargs, torch.float32))
 
         return kept
-
-
-@contextmanager
-def _tf32_products() -> Iterator[None]:
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = True
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from mp_agent.catalog.thresholds import DEFAULTS, resolve
-from mp_agent.plan.precision_plan import AUTOCAST, Hardware
+from mp_agent.plan.precision_plan import AUTOCAST, Hardware, is_within
 from mp_agent.plan.recommendation.model import (
     MatrixProduct,
     OddModule,
@@ -130,12 +130,6 @@ _TF32_SOURCE = (
     "estimate by Amdahl's law: products that tensor cores can use become up to twice as fast in "
     "TF32; all else stays as it is"
 )
-
-
-def is_within(name: str, modules: Collection[str]) -> bool:
-    """Return whether a module is one of `modules` or inside of one."""
-    parts = name.split(".")
-    return any(".".join(parts[:end]) in modules for end in range(1, len(parts) + 1))
 
 
 def eligible_ratio(products: Sequence[MatrixProduct], keep_fp32: Collection[str] = ()) -> float:

@@ -14,9 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mp_agent.errors import AdviceError
-from mp_agent.plan.execution.calls import in_plain_thread
 from mp_agent.plan.execution.precision import LOSS
-from mp_agent.plan.execution.session import uncompiled
 from mp_agent.plan.execution.training import PlannedTraining, Workload
 from mp_agent.plan.precision_plan import (
     FORMATS,
@@ -180,8 +178,7 @@ def measure_products(workload: Workload) -> tuple[MatrixProduct, ...]:
         with counter:
             training.forward(batch)
 
-    with uncompiled():
-        in_plain_thread(workload.device, body)
+    training.run(body)
     return tuple(counter.products)
 
 

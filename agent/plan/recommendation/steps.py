@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mp_agent.errors import AdviceError
-from mp_agent.plan.execution.calls import in_plain_thread
 from mp_agent.plan.execution.errors import floating
-from mp_agent.plan.execution.session import uncompiled
 from mp_agent.plan.execution.training import (
     PlannedTraining,
     Workload,
@@ -88,8 +86,7 @@ class GradientMeasurement:
                 self._step(step)
                 on_step(step + 1)
 
-        with self._training.products(), uncompiled():
-            in_plain_thread(self._workload.device, body)
+        self._training.run(body)
         return MeasuredGradients(
             parameters=self._parameters,
             outputs=self._outputs,
@@ -191,11 +188,7 @@ def measure_saved(workload: Workload, plan: PrecisionPlan) -> SavedBytes:
         # Only now may what it saved be freed.
         del loss
 
-    try:
-        with training.products(), uncompiled():
-            in_plain_thread(workload.device, body)
-    finally:
-        training.close()
+    training.run(body)
     known = own | casts.storages.held.keys()
     activations = (one.nbytes() for key, one in saved.held.items() if key not in known)
     return SavedBytes(sum(activations), casts.elements)
@@ -244,8 +237,7 @@ def measure_outputs_rms(workload: Workload) -> float:
         losses.append(float(training.forward(batch).detach()))
 
     training.model.register_forward_hook(watch)
-    with training.products(), uncompiled():
-        in_plain_thread(workload.device, body)
+    training.run(body)
     total = sum(count for _, count in squares)
     if not total:
         return abs(losses[0])

@@ -176,8 +176,8 @@ const makeLanes = (box, group, key) => {
 const drawVisible = () => groups.forEach((group, at) => {
   const key = `plots-${at}`;
   const waiting = (id) => {
-    const box = byId(`plot-${id}`);
-    return box.clientWidth && !box.childElementCount ? box : null;
+    const box = byId(`plot-${id}`), isHidden = box.closest("details:not([open])");
+    return isHidden || box.childElementCount ? null : box;
   };
   for (const plot of group.plots) if (waiting(plot.id)) makePlot(waiting(plot.id), group, key, plot);
   if (group.lanes.length && waiting("lanes")) makeLanes(waiting("lanes"), group, key);
