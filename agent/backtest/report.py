@@ -11,12 +11,12 @@ from rich.text import Text
 from mp_agent.backtest.results import SEVERITIES, Alert, Blind, Difference, Failure, RunResult
 from mp_agent.inputs.files import printable
 from mp_agent.report import terminal
+from mp_agent.report.content import TONES, Cell, Curve, Plot, Plots, Table, Values
 from mp_agent.report.document import written
 from mp_agent.report.numbers import counted, duration, number
-from mp_agent.report.page import TONES, Cell, Table, render
-from mp_agent.report.plots import Curve, Plot, Plots, Values
+from mp_agent.report.page import render
 
-ALERT_HEADINGS = (
+_ALERT_HEADINGS = (
     "run",
     "alert",
     "severity",
@@ -28,13 +28,18 @@ ALERT_HEADINGS = (
 )
 
 
-def alert_cells(run: RunResult, alert: Alert) -> tuple[str, ...]:
-    """Return an alert in the order of `ALERT_HEADINGS`."""
+def alerts_table(runs: Iterable[RunResult]) -> Table:
+    """Return the alerts of runs."""
+    rows = [_alert_cells(run, alert) for run in runs for alert in run.alerts]
+    return Table(_ALERT_HEADINGS, rows, text=(0, 1, 2, 5))
+
+
+def _alert_cells(run: RunResult, alert: Alert) -> tuple[str | Cell, ...]:
     labels = ", ".join(f"{name}={text}" for name, text in alert.labels.items())
     return (
         printable(run.name),
         f"{alert.name} ({labels})" if labels else alert.name,
-        alert.severity,
+        Cell(alert.severity, TONES[alert.severity]),
         str(alert.first_step),
         str(alert.fired_step),
         duration(alert.duration_seconds) + (" +" if alert.ongoing else ""),
@@ -62,19 +67,15 @@ def blind_lines(spots: Iterable[Blind]) -> list[str]:
     ]
 
 
-SUMMARY_HEADINGS = ("alert", *SEVERITIES, "of runs that could show it")
-
-
-def summary_rows(runs: Sequence[RunResult]) -> list[tuple[str, ...]]:
+def summary_table(runs: Sequence[RunResult]) -> Table:
     """Return, for each alert that any run brought, the number of runs by worst severity."""
-    names = sorted({alert.name for run in runs for alert in run.alerts})
     rows = []
-    for name in names:
+    for name in sorted({alert.name for run in runs for alert in run.alerts}):
         worst = [_worst(run, name) for run in runs]
         seeing = sum(all(spot.name != name for spot in run.blind) for run in runs)
         counts = (str(worst.count(severity)) for severity in SEVERITIES)
         rows.append((name, *counts, str(seeing)))
-    return rows
+    return Table(("alert", *SEVERITIES, "of runs that could show it"), rows)
 
 
 def verdict(runs: Sequence[RunResult]) -> list[str]:
@@ -101,7 +102,6 @@ def _worst(run: RunResult, name: str) -> str:
     return min(severities, key=SEVERITIES.index, default="")
 
 
-_NUMERIC = ("first step", "reported at", "times", "value")
 _DETAILED_RUNS = 1
 """Up to so many runs, notes and blind conditions are printed for each of them."""
 
@@ -110,12 +110,7 @@ def print_backtest(runs: Sequence[RunResult], console: Console, *, details: bool
     """Print the alerts, what was blind, and the summary."""
     alerting = [run for run in runs if run.alerts]
     if alerting:
-        table = terminal.table(*ALERT_HEADINGS, right=_NUMERIC)
-        for run in alerting:
-            for alert in run.alerts:
-                cells = map(Text, alert_cells(run, alert))
-                table.add_row(*cells, style=terminal.SEVERITIES[alert.severity])
-        console.print(table)
+        console.print(terminal.table(alerts_table(alerting)))
     if details or len(runs) <= _DETAILED_RUNS:
         for run in runs:
             console.print(Text(run_line(run), style="bold"))
@@ -127,8 +122,7 @@ def print_backtest(runs: Sequence[RunResult], console: Console, *, details: bool
         for line in _common_blindness(runs):
             console.print(Text(line, style="dim"))
     if len(runs) > 1 and alerting:
-        right = SUMMARY_HEADINGS[1:]
-        console.print(terminal.filled(SUMMARY_HEADINGS, summary_rows(runs), right))
+        console.print(terminal.table(summary_table(runs)))
     if runs:
         for line in verdict(runs):
             console.print(Text(line, style="bold"))
@@ -144,22 +138,22 @@ def print_failures(failures: Iterable[Failure], console: Console) -> None:
 def print_differences(found: Sequence[Difference], runs: int, console: Console) -> None:
     """Print what another setting changes."""
     if found:
-        table = terminal.table("run", "label", "alert", "before", "after")
-        for one in found:
-            cells = (one.run, one.label, one.name)
-            table.add_row(*map(Text, cells), _brief(one.before), _brief(one.after))
-        console.print(table)
+        rows = [
+            (one.run, one.label, one.name, _brief(one.before), _brief(one.after)) for one in found
+        ]
+        table = Table(("run", "label", "alert", "before", "after"), rows, text=range(5))
+        console.print(terminal.table(table))
     came = sum(one.before is None for one in found)
     went = sum(one.after is None for one in found)
     text = f"{runs} runs: {came} alerts come, {went} go, {len(found) - came - went} change"
     console.print(Text(text, style="bold"))
 
 
-def _brief(alert: Alert | None) -> Text:
+def _brief(alert: Alert | None) -> Cell:
     if alert is None:
-        return Text("none", style="dim")
+        return Cell("none")
     text = f"{alert.severity} at {alert.fired_step}, value {number(alert.value, 6)}"
-    return Text(text, style=terminal.SEVERITIES[alert.severity])
+    return Cell(text, TONES[alert.severity])
 
 
 def _common_blindness(runs: Sequence[RunResult]) -> list[str]:
@@ -291,7 +285,6 @@ def as_html(
     alerting = [run for run in runs if run.alerts]
     ordered = [*alerting, *(run for run in runs if not run.alerts)]
     opened = {run.name for run in (alerting[:_OPEN_AT_MOST] if len(runs) > 1 else runs)}
-    alerts = [(alert.severity, alert_cells(run, alert)) for run in alerting for alert in run.alerts]
     return render(
         "backtest",
         tool="backtest",
@@ -300,15 +293,8 @@ def as_html(
         good=all(run.worst != "critical" for run in runs),
         facts=[("set", ", ".join(settings))] if settings else (),
         plots=[plots_of(run, index) for index, run in enumerate(ordered)],
-        summary=Table(SUMMARY_HEADINGS, summary_rows(runs)),
-        alerts=Table(
-            ALERT_HEADINGS,
-            [
-                (*cells[:2], Cell(severity, TONES[severity]), *cells[3:])
-                for severity, cells in alerts
-            ],
-            text=(0, 1, 2),
-        ),
+        summary=summary_table(runs),
+        alerts=alerts_table(alerting),
         runs=[
             {
                 "result": run,

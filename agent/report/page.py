@@ -5,46 +5,19 @@
 
 import base64
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from mp_agent.inputs.files import printable
-from mp_agent.report.plots import Plots
+from mp_agent.report.content import TONES, Plots
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 SHARED_SCRIPTS = ("elements.js", "axes.js")
 """They write numbers and draw axes, on the status page as well."""
-TONES = {"critical": "bad", "warning": "warn", "info": "info", "": "good"}
-"""How a severity is coloured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A text in a table with a tone: `good`, `bad`, `warn`, `info` or "" for none."""
-
-    text: str
-    tone: str = ""
-    tag: bool = False
-    title: str = ""
-    """What a pointer on it shows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of a page: columns of numbers but for those of `text`."""
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str | Cell]]
-    title: str = "table"
-    text: Collection[int] = (0,)
-    """Indices of columns that begin at the left."""
-    marked: Collection[int] = ()
-    """Indices of rows that stand out."""
 
 
 def render(

@@ -3,52 +3,62 @@
 Texts come from models, logs and servers: none is read as rich's markup.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import rich.table
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
+
+from mp_agent.report.content import Table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_STYLES = {"good": "bold green", "bad": "bold red", "warn": "yellow", "info": "cyan", "": ""}
+"""How rich shows a tone."""
 SEVERITIES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 """How rich shows a severity."""
 
 
-def table(*headings: str, right: Collection[str] = (), single: Collection[str] = ()) -> Table:
+def table(content: Table, *, single: bool = False) -> rich.table.Table:
     """Return a table without lines, whose texts are folded where the terminal is narrow.
 
-    right: headings of columns of numbers. single: of columns of one line, which ends in … where it
-    is cut.
+    single: one line for each row; what is cut ends in ….
     """
-    made = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_header=bool(headings))
-    for heading in headings:
+    made = grid()
+    made.show_header = any(content.headings)
+    for index, heading in enumerate(content.headings):
         made.add_column(
             heading,
-            justify="right" if heading in right else "left",
-            no_wrap=heading in single,
-            overflow="ellipsis" if heading in single else "fold",
+            justify="left" if index in content.text else "right",
+            no_wrap=single,
+            overflow="ellipsis" if single else "fold",
         )
+    for index, row in enumerate(content.rows):
+        cells = [
+            Text(cell) if isinstance(cell, str) else Text(cell.text, _STYLES[cell.tone])
+            for cell in row
+        ]
+        made.add_row(*cells, style=_STYLES["bad"] if index in content.marked else "")
     return made
 
 
-def filled(
-    headings: Sequence[str], rows: Iterable[Iterable[str]], right: Collection[str] = ()
-) -> Table:
-    """Return a table with rows of plain texts."""
-    made = table(*headings, right=right)
-    for row in rows:
-        made.add_row(*map(Text, row))
+def grid(*headings: str) -> rich.table.Table:
+    """Return a table without lines or rows, for cells of several styles."""
+    made = rich.table.Table(
+        box=None, padding=(0, 2, 0, 0), header_style="dim", show_header=bool(headings)
+    )
+    for heading in headings:
+        made.add_column(heading, overflow="fold")
     return made
 
 
-def facts(pairs: Iterable[tuple[str, str]]) -> Table:
+def facts(pairs: Iterable[tuple[str, str]]) -> rich.table.Table:
     """Return names and texts below each other."""
-    made = table()
+    made = grid()
     made.add_column(style="dim")
     made.add_column(overflow="fold")
     for name, text in pairs:
@@ -62,7 +72,7 @@ def verdict(text: str, *, good: bool) -> Panel:
     return Panel(Text(text, style="bold"), border_style=style, expand=False)
 
 
-def titled(content: Table, title: str) -> Panel:
+def titled(content: rich.table.Table, title: str) -> Panel:
     """Return a table in a frame with a title."""
     return Panel(content, title=Text(title), title_align="left", expand=False)
 

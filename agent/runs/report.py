@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.text import Text
 
 from mp_agent.report import terminal
+from mp_agent.report.content import Curve, Plot, Plots, Table
 from mp_agent.report.document import picked, written
 from mp_agent.report.numbers import NONE, finite, number
-from mp_agent.report.page import Table, render
-from mp_agent.report.plots import Curve, Plot, Plots
+from mp_agent.report.page import render
 from mp_agent.runs.divergence import MARKS, QUANTITIES, Departure, RunComparison
 
 
@@ -77,12 +77,7 @@ def print_runs(comparison: RunComparison, console: Console, *, rows: int) -> Non
         for line in departure_lines(comparison.departures):
             console.print(Text(f"• {line}"))
     console.print(terminal.heading("Steps"))
-    headings = step_headings(comparison)
-    table = terminal.table(*headings, right=headings[:-1], single=headings)
-    for index in shown_steps(comparison, rows):
-        style = "red" if _parts_at(comparison, index) else ""
-        table.add_row(*map(Text, step_row(comparison, index)), style=style)
-    console.print(table)
+    console.print(terminal.table(steps_table(comparison, rows), single=True))
     if comparison.layers:
         console.print(terminal.heading("Layers, in the order in which they part"))
         for line in departure_lines(comparison.layers[:rows]):
@@ -97,9 +92,20 @@ def departure_lines(departures: Sequence[Departure]) -> list[str]:
     return [f"step {one.step}: {departure_text(one)}" for one in departures]
 
 
-def _parts_at(comparison: RunComparison, index: int) -> bool:
-    departure = comparison.departure
-    return departure is not None and comparison.steps[index] == departure.step
+def steps_table(comparison: RunComparison, rows: int) -> Table:
+    """Return the steps around the departure: each quantity of both runs, and their difference."""
+    headings = step_headings(comparison)
+    shown, departure = shown_steps(comparison, rows), comparison.departure
+    return Table(
+        headings,
+        [step_row(comparison, index) for index in shown],
+        text=(len(headings) - 1,),
+        marked=[
+            row
+            for row, index in enumerate(shown)
+            if departure is not None and comparison.steps[index] == departure.step
+        ],
+    )
 
 
 def shown_steps(comparison: RunComparison, rows: int) -> list[int]:
@@ -149,8 +155,6 @@ _DRAWN = ("loss", "grad_norm")
 def runs_as_html(comparison: RunComparison) -> str:
     """Return the comparison as one page that loads nothing."""
     first, second, steps = comparison.first, comparison.second, comparison.steps
-    shown = shown_steps(comparison, _ROWS)
-    headings = step_headings(comparison)
     return render(
         "runs",
         tool="compare",
@@ -166,12 +170,7 @@ def runs_as_html(comparison: RunComparison) -> str:
         departures=departure_lines(comparison.departures),
         layers=departure_lines(comparison.layers[:_LAYERS]),
         layers_omitted=max(0, len(comparison.layers) - _LAYERS),
-        steps=Table(
-            headings,
-            [step_row(comparison, index) for index in shown],
-            text=(0, len(headings) - 1),
-            marked={row for row, index in enumerate(shown) if _parts_at(comparison, index)},
-        ),
+        steps=steps_table(comparison, _ROWS),
         notes=comparison.notes,
     )
 

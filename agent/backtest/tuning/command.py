@@ -27,6 +27,7 @@ from mp_agent.backtest.tuning.search import (
 from mp_agent.inputs.addresses import shown_address
 from mp_agent.output import Console, refuse, write_whole
 from mp_agent.report import terminal
+from mp_agent.report.content import Table
 from mp_agent.report.options import count_option, file_option, wide_console
 
 _TOO_MANY = 1
@@ -158,7 +159,8 @@ def _print(tuning: Tuning, severity: str) -> None:
     console = wide_console()
     if tuning.changes:
         headings = ("setting", "now", "proposed", "alarms stop at", "margin", "because of")
-        console.print(terminal.filled(headings, map(_cells, tuning.changes)))
+        table = Table(headings, list(map(_cells, tuning.changes)), text=range(len(headings)))
+        console.print(terminal.table(table))
     else:
         console.print(Text("Nothing has to change."))
     for name, factor in tuning.headroom.items():

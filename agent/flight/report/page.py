@@ -9,21 +9,18 @@ from mp_agent.flight.postmortem.analysis import Analysis, LayerSummary
 from mp_agent.flight.postmortem.case import headroom_bits
 from mp_agent.flight.postmortem.diagnosis import NOT_MEASURED
 from mp_agent.flight.report.text import (
-    MOVE_HEADINGS,
-    RANK_HEADINGS,
-    STEP_HEADINGS,
     condition_text,
     facts,
-    move_cells,
-    rank_rows,
-    step_cells,
+    moves_table,
+    ranks_table,
+    steps_table,
     verdict,
 )
 from mp_agent.records.flight import RankLog
 from mp_agent.records.merged import MergedStep
+from mp_agent.report.content import Curve, Lane, Plot, Plots, Values
 from mp_agent.report.numbers import number
-from mp_agent.report.page import Table, render
-from mp_agent.report.plots import Curve, Lane, Plot, Plots, Values
+from mp_agent.report.page import render
 
 LANES_MAX = 32
 """Ranks that are shown at most."""
@@ -47,7 +44,6 @@ _SHORTEST_PERCENT = 15.0
 def as_html(analysis: Analysis) -> str:
     """Return the analysis as one page that loads nothing."""
     plots, ranks = plots_of(analysis), analysis.evidence.ranks
-    bad = analysis.first_bad.sequence if analysis.first_bad else None
     return render(
         "postmortem",
         tool="post-mortem",
@@ -61,18 +57,9 @@ def as_html(analysis: Analysis) -> str:
         lane_kinds=LANE_KINDS,
         lanes_omitted=len(ranks) - len(plots.lanes) if plots else 0,
         layers=layer_bars(analysis.layers),
-        changes=Table(
-            MOVE_HEADINGS,
-            [move_cells(move) for move in analysis.moves],
-            marked={index for index, move in enumerate(analysis.moves) if move.moved},
-        ),
-        steps=Table(
-            STEP_HEADINGS,
-            [step_cells(step) for step in analysis.around],
-            text=(0, len(STEP_HEADINGS) - 1),
-            marked={i for i, step in enumerate(analysis.around) if step.sequence == bad},
-        ),
-        ranks=Table(RANK_HEADINGS, rank_rows(analysis, LANES_MAX), text=range(len(RANK_HEADINGS))),
+        changes=moves_table(analysis),
+        steps=steps_table(analysis),
+        ranks=ranks_table(analysis, LANES_MAX),
         conditions=[condition_text(one) for one in analysis.evidence.conditions],
         not_measured=", ".join(text for _, text in NOT_MEASURED),
     )

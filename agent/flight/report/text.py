@@ -1,19 +1,17 @@
 """The texts of an analysis, for the terminal and the page alike."""
 
-from collections.abc import Sequence
-
 from rich.console import Console, Group
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-from mp_agent.flight.postmortem.analysis import Analysis, Move
+from mp_agent.flight.postmortem.analysis import Analysis
 from mp_agent.flight.postmortem.case import headroom_bits
 from mp_agent.flight.postmortem.diagnosis import NOT_MEASURED, Diagnosis
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import EndReason
 from mp_agent.report import terminal
+from mp_agent.report.content import Table
 from mp_agent.report.numbers import moment, number
 
 NAMES = {
@@ -30,9 +28,9 @@ NAMES = {
 
 _RANKS_SHOWN = 16
 
-MOVE_HEADINGS = ("quantity", "6–50 steps before", "1–5 steps before", "at the step")
-STEP_HEADINGS = ("step", "loss", "gradient norm", "loss scale", "headroom", "clipped", "remarks")
-RANK_HEADINGS = ("rank", "host", "end", "phase", "step")
+_MOVE_HEADINGS = ("quantity", "6–50 steps before", "1–5 steps before", "at the step")
+_STEP_HEADINGS = ("step", "loss", "gradient norm", "loss scale", "headroom", "clipped", "remarks")
+_RANK_HEADINGS = ("rank", "host", "end", "phase", "step")
 
 
 def verdict(analysis: Analysis) -> str:
@@ -81,8 +79,42 @@ def facts(analysis: Analysis) -> list[tuple[str, str]]:
     return [(name, text) for name, text in rows if text]
 
 
-def step_cells(step: MergedStep) -> tuple[str, ...]:
-    """Return one row of the table of steps, in the order of `STEP_HEADINGS`."""
+def moves_table(analysis: Analysis) -> Table:
+    """Return what changed before the first bad step."""
+    moves = analysis.moves
+    rows = [(NAMES[m.name], *map(number, (m.long_before, m.just_before, m.at))) for m in moves]
+    return Table(_MOVE_HEADINGS, rows, marked=[i for i, one in enumerate(moves) if one.moved])
+
+
+def steps_table(analysis: Analysis) -> Table:
+    """Return the steps around the first bad one, else the last ones."""
+    bad = analysis.first_bad.sequence if analysis.first_bad else None
+    return Table(
+        _STEP_HEADINGS,
+        [_step_cells(step) for step in analysis.around],
+        text=(len(_STEP_HEADINGS) - 1,),
+        marked=[i for i, step in enumerate(analysis.around) if step.sequence == bad],
+    )
+
+
+def ranks_table(analysis: Analysis, ranks_max: int) -> Table:
+    """Return the ranks that did not complete, else all."""
+    logs = analysis.evidence.ranks
+    remarkable = [log for log in logs if log.end is not EndReason.COMPLETED]
+    rows = [
+        (
+            str(log.identity.rank),
+            log.identity.host,
+            log.end.name.lower(),
+            log.state.phase_name,
+            str(log.state.started_sequence),
+        )
+        for log in (remarkable or list(logs))[:ranks_max]
+    ]
+    return Table(_RANK_HEADINGS, rows, text=range(len(_RANK_HEADINGS)))
+
+
+def _step_cells(step: MergedStep) -> tuple[str, ...]:
     norm = step.grad_norm
     coefficient = step.clip_coefficient
     clipped = "" if coefficient is None or coefficient >= 1.0 else f"×{coefficient:.3g}"
@@ -116,27 +148,6 @@ def _remarks(step: MergedStep) -> list[str]:
     return remarks
 
 
-def move_cells(move: Move) -> tuple[str, ...]:
-    """Return how a quantity changed, in the order of `MOVE_HEADINGS`."""
-    return (NAMES[move.name], *map(number, (move.long_before, move.just_before, move.at)))
-
-
-def rank_rows(analysis: Analysis, ranks_max: int) -> list[tuple[str, ...]]:
-    """Return the ranks that did not complete, else all, in the order of `RANK_HEADINGS`."""
-    logs = analysis.evidence.ranks
-    remarkable = [log for log in logs if log.end is not EndReason.COMPLETED]
-    return [
-        (
-            str(log.identity.rank),
-            log.identity.host,
-            log.end.name.lower(),
-            log.state.phase_name,
-            str(log.state.started_sequence),
-        )
-        for log in (remarkable or list(logs))[:ranks_max]
-    ]
-
-
 def condition_text(condition: ActiveCondition) -> str:
     """Return a condition that was active at the end, in a line."""
     return (
@@ -168,15 +179,15 @@ def print_analysis(analysis: Analysis, console: Console) -> None:
         console.print(terminal.indented(f"To confirm: {first.confirm}", "dim"), Text())
     if analysis.moves:
         console.print(terminal.heading("What changed before it"))
-        console.print(_moves(analysis.moves))
+        console.print(terminal.table(moves_table(analysis)))
     if analysis.around:
         title = "Steps around it" if analysis.findings else "The last steps"
-        console.print(terminal.heading(title), _steps(analysis))
+        console.print(terminal.heading(title), terminal.table(steps_table(analysis)))
     if analysis.layers:
         console.print(terminal.heading(f"The worst layers at step {analysis.layers_step}"))
-        console.print(_layers(analysis))
+        console.print(terminal.table(_layers(analysis)))
     console.print(terminal.heading("Ranks and conditions"))
-    console.print(terminal.filled(RANK_HEADINGS, rank_rows(analysis, _RANKS_SHOWN)))
+    console.print(terminal.table(ranks_table(analysis, _RANKS_SHOWN)))
     for condition in analysis.evidence.conditions:
         console.print(Text(f"Active: {condition_text(condition)}"))
     missing = ", ".join(text for _, text in NOT_MEASURED)
@@ -197,25 +208,8 @@ def _finding(finding: Diagnosis) -> Padding:
     return Padding(Group(*lines), (1, 0, 0, 0))
 
 
-def _moves(moves: Sequence[Move]) -> Table:
-    table = terminal.table(*MOVE_HEADINGS)
-    for move in moves:
-        table.add_row(*move_cells(move), style="bold" if move.moved else "dim")
-    return table
-
-
-def _steps(analysis: Analysis) -> Table:
-    table = terminal.table(*STEP_HEADINGS, right=STEP_HEADINGS[:-1])
-    bad = analysis.first_bad.sequence if analysis.first_bad else None
-    for step in analysis.around:
-        style = "bold red" if step.sequence == bad else ""
-        table.add_row(*map(Text, step_cells(step)), style=style)
-    return table
-
-
 def _layers(analysis: Analysis) -> Table:
-    headings = ("layer", "gradient norm", "largest", "NaN/Inf")
-    rows = (
+    rows = [
         (
             layer.name,
             number(layer.norm),
@@ -223,5 +217,5 @@ def _layers(analysis: Analysis) -> Table:
             f"{layer.nonfinite_elements:.0f}" if layer.nonfinite_elements else "",
         )
         for layer in analysis.layers
-    )
-    return terminal.filled(headings, rows, right=headings[1:])
+    ]
+    return Table(("layer", "gradient norm", "largest", "NaN/Inf"), rows)

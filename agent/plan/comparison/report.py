@@ -22,9 +22,9 @@ from mp_agent.plan.comparison.model import (
     named,
 )
 from mp_agent.report import terminal
+from mp_agent.report.content import Cell, Curve, Plot, Plots, Table, Values
 from mp_agent.report.numbers import NONE, finite, number, percent, scientific
-from mp_agent.report.page import Cell, Table, render
-from mp_agent.report.plots import Curve, Plot, Plots, Values
+from mp_agent.report.page import render
 
 
 def cosine_text(value: float) -> str:
@@ -60,7 +60,6 @@ def keep_text(candidate: CandidateComparison) -> str:
 _ROWS = 12
 _WIDE = 110
 """Characters."""
-_ROLE_STYLES = {ErrorRole.BEGINS: "red", ErrorRole.AMPLIFIED: "yellow"}
 
 
 def print_report(report: PrecisionReport, console: Console, *, rows: int = _ROWS) -> None:
@@ -68,25 +67,23 @@ def print_report(report: PrecisionReport, console: Console, *, rows: int = _ROWS
     losses = [one.reference_loss for one in report.candidates if one.reference_loss is not None]
     loss = f", loss {number(losses[0], 6)}" if losses else ""
     title = f"{report.model}, {report.parameters:,} parameters, against {report.reference}{loss}"
-    console.print(terminal.titled(_summary(report), title))
+    console.print(terminal.titled(terminal.table(_summary(report)), title))
     for candidate in report.candidates:
         _print_candidate(candidate, report, console, rows)
     terminal.print_notes(console, report.notes)
 
 
-def _summary(report: PrecisionReport) -> TerminalTable:
-    headings = ("precision", "verdict", "mean abs", "relative L2", "cosine", "loss")
-    table = terminal.table(*headings, right=headings[2:])
+def _summary(report: PrecisionReport) -> Table:
+    rows = []
     for one in report.candidates:
         mean, relative, cosine, *_, loss = _measured(one)
-        table.add_row(one.name, _result(one.verdict), mean, relative, cosine, loss)
-    return table
+        rows.append((one.name, _result(one, tag=False), mean, relative, cosine, loss))
+    return Table(("precision", "verdict", *_MEASURED[:3], "loss"), rows, text=(0, 1))
 
 
-def _result(verdict: Verdict) -> Text:
-    if verdict.passed:
-        return Text("passes", style="bold green")
-    return Text("fails", style="bold red")
+def _result(one: CandidateComparison, *, tag: bool) -> Cell:
+    passed = one.verdict.passed
+    return Cell("passes" if passed else "fails", "good" if passed else "bad", tag)
 
 
 def _measured(one: CandidateComparison) -> tuple[str, ...]:
@@ -133,26 +130,25 @@ def _shown(summaries: Sequence[ModuleSummary], rows: int) -> list[ModuleSummary]
 
 def _modules(summaries: Sequence[ModuleSummary], width: int) -> TerminalTable:
     """Return the table of some modules; a narrow terminal shows the columns that matter most."""
-    headings = ["module", "read", "own", "total", "error", "lost"]
-    if width >= _WIDE:
-        headings += ["ULPs", "gradient", "class"]
-    right = ("read", "own", "total", "ULPs", "gradient")
-    table = terminal.table(*headings, right=right, single=headings[1:])
-    table.columns[0].min_width = 16
-    for one in summaries:
-        output = one.worst.output
-        cells: list[str | Text] = [
-            Text(named(one.module)),
+    headings = ["module", "read", "own", "total", "error", "lost", "ULPs", "gradient", "class"]
+    columns = len(headings) if width >= _WIDE else 6
+    rows = [
+        (
+            named(one.module),
             scientific(one.worst.input_error),
             _relative(one.own),
-            _relative(output),
-            Text(one.role.value, style=_ROLE_STYLES.get(one.role, "")),
-            lost_text(output),
-            scientific(output.ulps_mean),
+            _relative(one.worst.output),
+            Cell(one.role.value, _ROLE_TONES.get(one.role, "")),
+            lost_text(one.worst.output),
+            scientific(one.worst.output.ulps_mean),
             _relative(one.gradient),
-            Text(one.kind),
-        ]
-        table.add_row(*cells[: len(headings)])
+            one.kind,
+        )[:columns]
+        for one in summaries
+    ]
+    table = terminal.table(Table(headings[:columns], rows, text=(0, 4, 5, 8)), single=True)
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    table.columns[0].min_width = 16
     return table
 
 
@@ -226,16 +222,7 @@ def as_html(report: PrecisionReport) -> str:
         origin_tones={kind: "bad" if kind in _LOST else "warn" for kind in OriginKind},
         verdicts=Table(
             ("precision", "verdict", *_MEASURED),
-            [
-                (
-                    one.name,
-                    Cell("passes", "good", tag=True)
-                    if one.verdict.passed
-                    else Cell("fails", "bad", tag=True),
-                    *_measured(one),
-                )
-                for one in report.candidates
-            ],
+            [(one.name, _result(one, tag=True), *_measured(one)) for one in report.candidates],
             title="verdicts",
             text=(0, 1),
         ),

@@ -16,9 +16,9 @@ from mp_agent.plan.evaluation.model import (
 from mp_agent.plan.precision_plan import PrecisionPlan
 from mp_agent.plan.recommendation.report import environment_facts
 from mp_agent.report import terminal
+from mp_agent.report.content import Cell, Curve, Plot, Plots, Table, Values
 from mp_agent.report.numbers import NONE, finite, number, scientific, size
-from mp_agent.report.page import Cell, Table, render
-from mp_agent.report.plots import Curve, Plot, Plots, Values
+from mp_agent.report.page import render
 
 
 def verdict(evaluation: PlanEvaluation) -> str:
@@ -41,10 +41,22 @@ def plan_text(plan: PrecisionPlan) -> str:
     return "; ".join(parts)
 
 
-def measured_rows(evaluation: PlanEvaluation) -> list[tuple[str, str, str]]:
-    """Return (name, in FP32, by the plan) of what was measured."""
+_TONES = {Outcome.MET: "good", Outcome.MISSED: "bad", Outcome.NOT_MEASURED: ""}
+
+
+def targets_table(evaluation: PlanEvaluation, *, tags: bool = False) -> Table:
+    """Return the targets, with whether each is met."""
+    rows = [
+        (Cell(one.outcome.value, _TONES[one.outcome], tags), one.target, one.value)
+        for one in evaluation.targets
+    ]
+    return Table(("result", "target", "measured"), rows, "targets", text=range(3))
+
+
+def measured_table(evaluation: PlanEvaluation) -> Table:
+    """Return what was measured, in FP32 and by the plan."""
     exact, planned = evaluation.fp32, evaluation.planned
-    return [
+    rows = [
         ("step, median", _step_text(exact, evaluation), _step_text(planned, evaluation)),
         (
             "peak memory",
@@ -55,6 +67,7 @@ def measured_rows(evaluation: PlanEvaluation) -> list[tuple[str, str, str]]:
         ("loss of the last fifth", _tail_text(exact), _tail_text(planned)),
         ("skipped steps", NONE, str(planned.skipped_steps) if planned.loss_scales else NONE),
     ]
+    return Table(("quantity", "FP32", evaluation.plan.precision), rows, "measurements")
 
 
 def _step_text(side: SideMeasurement, evaluation: PlanEvaluation) -> str:
@@ -65,27 +78,16 @@ def _tail_text(side: SideMeasurement) -> str:
     return number(fmean(side.losses[-max(1, len(side.losses) // 5) :]), 6)
 
 
-_STYLES = {Outcome.MET: "bold green", Outcome.MISSED: "bold red", Outcome.NOT_MEASURED: "dim"}
-
-
 def print_evaluation(found: PlanEvaluation, console: Console) -> None:
     """Print targets and measurements."""
-    table = terminal.table("", "target", "measured")
-    for one in found.targets:
-        mark = Text(one.outcome.value, style=_STYLES[one.outcome])
-        table.add_row(mark, one.target, one.value)
     title = f"{found.model}, {found.parameters:,} parameters, {found.steps} steps"
-    console.print(terminal.titled(table, title))
+    console.print(terminal.titled(terminal.table(targets_table(found)), title))
     console.print(Text(verdict(found)))
     console.print(Text(f"plan: {plan_text(found.plan)}"))
     console.print(Text(f"on: {found.environment.hardware.name}"))
-    headings = ("", "FP32", found.plan.precision)
-    console.print(terminal.filled(headings, measured_rows(found)))
+    console.print(terminal.table(measured_table(found)))
     console.print(Text(f"Memory is that of {found.memory_source}.", style="dim"))
     terminal.print_notes(console, found.notes)
-
-
-_TONES = {Outcome.MET: "good", Outcome.MISSED: "bad", Outcome.NOT_MEASURED: ""}
 
 
 def as_html(evaluation: PlanEvaluation) -> str:
@@ -105,18 +107,8 @@ def as_html(evaluation: PlanEvaluation) -> str:
             *environment_facts(evaluation.environment),
         ),
         plots=[plots_of(evaluation)],
-        targets=Table(
-            ("result", "target", "measured"),
-            [
-                (Cell(one.outcome.value, _TONES[one.outcome], tag=True), one.target, one.value)
-                for one in evaluation.targets
-            ],
-            title="targets",
-            text=range(3),
-        ),
-        measured=Table(
-            ("quantity", "FP32", precision), measured_rows(evaluation), title="measurements"
-        ),
+        targets=targets_table(evaluation, tags=True),
+        measured=measured_table(evaluation),
         memory_source=evaluation.memory_source,
         notes=evaluation.notes,
     )

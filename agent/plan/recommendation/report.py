@@ -5,12 +5,13 @@ from operator import attrgetter
 
 from rich.console import Console
 from rich.syntax import Syntax
-from rich.table import Table
+from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from mp_agent.plan.precision_plan import Environment
 from mp_agent.plan.recommendation.model import GradientFacts, Recommendation
 from mp_agent.report import terminal
+from mp_agent.report.content import Cell, Table
 from mp_agent.report.numbers import percent, scientific, size
 
 _ROWS = 8
@@ -31,11 +32,15 @@ def print_recommendation(
     title = f"{found.model}, {found.parameters:,} parameters, for {found.goal}"
     console.print(terminal.titled(_reasons(found), title))
     console.print(terminal.heading("considered"))
-    table = terminal.table()
-    for one in found.considered:
-        mark = Text("taken", style="green") if one.accepted else Text("not taken", style="yellow")
-        table.add_row(one.precision, mark, Text(one.reason))
-    console.print(table)
+    considered = [
+        (
+            one.precision,
+            Cell("taken", "good") if one.accepted else Cell("not taken", "warn"),
+            one.reason,
+        )
+        for one in found.considered
+    ]
+    console.print(terminal.table(Table(("",) * 3, considered, text=range(3))))
     console.print(terminal.heading("hardware and software"))
     console.print(terminal.facts(environment_facts(found.environment)))
     console.print(terminal.heading(f"gradients of {found.gradients.steps} FP32 steps"))
@@ -48,8 +53,8 @@ def print_recommendation(
     terminal.print_notes(console, found.notes)
 
 
-def _reasons(found: Recommendation) -> Table:
-    table = terminal.table()
+def _reasons(found: Recommendation) -> TerminalTable:
+    table = terminal.grid()
     for reason in found.reasons:
         table.add_row(reason.subject, Text(reason.value, style="bold"), Text(reason.text))
     if found.plan.settings:
@@ -82,11 +87,16 @@ def _print_odd(found: Recommendation, console: Console, rows: int) -> None:
     if not found.odd_modules:
         return
     console.print(terminal.heading("dimensions that tensor cores pad or cannot use"))
-    table = terminal.table("module", "no multiple of 8", "share of products")
-    for one in found.odd_modules[:rows]:
-        sizes = ", ".join(f"{size} → {size + -size % 8}" for size in one.dimensions)
-        table.add_row(Text(one.module), sizes, percent(one.flops_ratio))
-    console.print(table)
+    odd = [
+        (
+            one.module,
+            ", ".join(f"{size} → {size + -size % 8}" for size in one.dimensions),
+            percent(one.flops_ratio),
+        )
+        for one in found.odd_modules[:rows]
+    ]
+    headings = ("module", "no multiple of 8", "share of products")
+    console.print(terminal.table(Table(headings, odd, text=range(3))))
     if len(found.odd_modules) > rows:
         console.print(Text(f"and {len(found.odd_modules) - rows} more modules", style="dim"))
 
@@ -102,11 +112,10 @@ def _print_estimates(found: Recommendation, console: Console) -> None:
             f"({percent(speed.eligible_ratio)} of the products on tensor cores; {speed.source})",
             highlight=False,
         )
-    table = terminal.table("memory of a step, estimate", "FP32", found.plan.precision)
     memories = (found.memory_fp32, found.memory_planned)
-    for name, label in _PARTS.items():
-        table.add_row(label, *map(size, map(attrgetter(name), memories)))
-    console.print(table)
+    rows = [(label, *map(size, map(attrgetter(name), memories))) for name, label in _PARTS.items()]
+    headings = ("memory of a step, estimate", "FP32", found.plan.precision)
+    console.print(terminal.table(Table(headings, rows)))
 
 
 def environment_facts(environment: Environment) -> Iterator[tuple[str, str]]:

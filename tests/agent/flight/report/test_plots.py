@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mp_agent.flight.report.page import LANES_MAX, plots_of
-from mp_agent.report.plots import Plot, Plots, Values
+from mp_agent.report.content import Plot, Plots, Values
 from tests.agent.flight.analyses import analysis_of, exploding
 from tests.agent.flight.builders import calm, overflow
 from tests.agent.node.builders import merged_step

@@ -1,10 +1,38 @@
-"""What a page draws: plots over common places, such as steps; every number is finite."""
+"""What a report shows: tables, for a terminal or a page, and plots; every number is finite."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mp_agent.report.numbers import number
+
+TONES = {"critical": "bad", "warning": "warn", "info": "info", "": "good"}
+"""How a severity is coloured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A text in a table with a tone: `good`, `bad`, `warn`, `info` or "" for none."""
+
+    text: str
+    tone: str = ""
+    tag: bool = False
+    title: str = ""
+    """What a pointer on it shows, on a page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table: columns of numbers but for those of `text`."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    title: str = "table"
+    text: Collection[int] = (0,)
+    """Indices of columns that begin at the left."""
+    marked: Collection[int] = ()
+    """Indices of rows that stand out."""
+
 
 Values = Sequence[float | None]
 """One for each place; None for what was not observed or cannot be drawn."""
