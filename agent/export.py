@@ -14,7 +14,7 @@ from typing import NamedTuple
 import click
 
 from mp_agent.backtest.log.training_log import TrainingLog
-from mp_agent.backtest.options import read_options
+from mp_agent.backtest.options import period_of_prometheus, read_options, run_of_prometheus
 from mp_agent.backtest.readers.find import read_logs
 from mp_agent.errors import LogError, MpAgentError
 from mp_agent.inputs.files import printable
@@ -205,20 +205,8 @@ FORMATS: Mapping[str, Callable[[Path, Iterable[ExportedNumber]], int]] = {
     help="File to write, or directory for tensorboard; by default mp_agent_export, in the "
     "working directory, with the format's suffix.",
 )
-@click.option("--run", default="", help="Of a Prometheus: the run; all by default.")
-@click.option(
-    "--start",
-    default="",
-    help="Of a Prometheus: begin of the range, as 2026-01-31T10:00, Unix seconds, or 6h for six "
-    "hours ago; a day before its end by default.",
-)
-@click.option("--end", default="", help="Of a Prometheus: end of the range; now by default.")
-@click.option(
-    "--scrape-interval",
-    default="15s",
-    show_default=True,
-    help="Of a Prometheus: time between two samples.",
-)
+@run_of_prometheus
+@period_of_prometheus(between="samples")
 def export_command(
     source: str,
     form: str,

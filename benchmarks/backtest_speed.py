@@ -16,7 +16,7 @@ from random import Random
 
 from mp_agent.alerting.values import values_in_force
 from mp_agent.backtest.log.training_log import ReadOptions
-from mp_agent.backtest.options import Job, judge_all, split
+from mp_agent.backtest.past_runs import Job, judge_all, split
 from mp_agent.backtest.readers.find import Source
 
 TARGET_SECONDS = 60.0

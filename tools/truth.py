@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mp_agent.alerting.values import values_in_force
 from mp_agent.backtest.log.training_log import Point, ReadOptions
-from mp_agent.backtest.options import HEALTHY, LABELS, UNCLEAR, WRONG, Job, judge_all, split
+from mp_agent.backtest.past_runs import HEALTHY, LABELS, UNCLEAR, WRONG, Job, judge_all, split
 from mp_agent.backtest.readers.find import Source, read_logs
 from mp_agent.backtest.results import Alert, RunResult
 from mp_agent.report.numbers import number

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from mp_agent.backtest.options import period_options
+from mp_agent.backtest.options import period_of_prometheus, period_options
 from mp_agent.errors import AdviceError, CompareError, MpAgentError
 from mp_agent.output import Console, refuse, write_whole
 from mp_agent.plan.comparison.model import PrecisionReport
@@ -82,20 +82,7 @@ def _required(choices: tuple[str, ...], help: str) -> Option:
     metavar="URL",
     help="TARGET and OTHER are names of runs that this Prometheus scraped.",
 )
-@click.option(
-    "--start",
-    default="30d",
-    show_default=True,
-    help="Of a Prometheus: begin of the range, as 2026-01-31T10:00, Unix seconds, or 6h for six "
-    "hours ago.",
-)
-@click.option("--end", default="", help="Of a Prometheus: end of the range; now by default.")
-@click.option(
-    "--scrape-interval",
-    default="15s",
-    show_default=True,
-    help="Of a Prometheus: time between two scrapes.",
-)
+@period_of_prometheus("30d")
 def compare_command(
     target: str,
     other: str | None,

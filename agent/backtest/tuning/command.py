@@ -11,11 +11,11 @@ import click
 from rich.text import Text
 
 from mp_agent.alerting.values import Values
-from mp_agent.backtest.options import HEALTHY, WRONG, log_options, past_runs, values_of
+from mp_agent.backtest.options import log_options, past_runs, values_of
+from mp_agent.backtest.past_runs import HEALTHY, WRONG
 from mp_agent.backtest.readers.find import Source
 from mp_agent.backtest.report import print_failures
 from mp_agent.backtest.results import RunResult
-from mp_agent.backtest.tuning.knobs import values_with
 from mp_agent.backtest.tuning.search import (
     Search,
     ThresholdChange,
@@ -23,6 +23,7 @@ from mp_agent.backtest.tuning.search import (
     alarms_of,
     chart_values_text,
     settings_text,
+    values_with,
 )
 from mp_agent.inputs.addresses import shown_address
 from mp_agent.output import Console, refuse, write_whole

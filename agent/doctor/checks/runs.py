@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mp_agent.doctor.machine import CheckResult, FoundRun, Machine, ok, unknown, wrong
+from mp_agent.report.numbers import size
 from mp_agent.ring.address import DEFAULT_PORT
 from mp_agent.ring.files import ROOM_BYTES
 
@@ -128,17 +129,13 @@ def _space(path: Path) -> Iterator[CheckResult]:
     free_bytes = free.f_bavail * free.f_frsize
     if free_bytes < ROOM_BYTES:
         yield wrong(
-            f"{path} has {_size(free_bytes)} free: rings, of some MiB for each rank, reserve their "
+            f"{path} has {size(free_bytes)} free: rings, of some MiB for each rank, reserve their "
             "space when they are made",
             "make the shared memory larger, in Docker by --shm-size, in Kubernetes by an emptyDir "
             "with medium: Memory",
         )
     else:
-        yield ok(f"{path} has {_size(free_bytes)} free")
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes >> 20} MiB" if size_bytes >> 20 else f"{size_bytes >> 10} KiB"
+        yield ok(f"{path} has {size(free_bytes)} free")
 
 
 _LOG_BYTES_MAX = 1 << 16
