@@ -12,7 +12,7 @@ TONES = {"critical": "bad", "warning": "warn", "info": "info", "": "good"}
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A text in a table with a tone: `good`, `bad`, `warn`, `info` or "" for none."""
+    """A text in a table with a tone: `good`, `bad`, `warn`, `info`, or another class of a page."""
 
     text: str
     tone: str = ""

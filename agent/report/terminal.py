@@ -12,14 +12,14 @@ from rich.panel import Panel
 from rich.rule import Rule
 from rich.text import Text
 
-from mp_agent.report.content import Table
+from mp_agent.report.content import TONES, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_STYLES = {"good": "bold green", "bad": "bold red", "warn": "yellow", "info": "cyan", "": ""}
+_STYLES = {"good": "bold green", "bad": "bold red", "warn": "yellow", "info": "cyan"}
 """How rich shows a tone."""
-SEVERITIES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
+SEVERITIES = {severity: _STYLES[tone] for severity, tone in TONES.items() if severity}
 """How rich shows a severity."""
 
 
@@ -39,21 +39,16 @@ def table(content: Table, *, single: bool = False) -> rich.table.Table:
         )
     for index, row in enumerate(content.rows):
         cells = [
-            Text(cell) if isinstance(cell, str) else Text(cell.text, _STYLES[cell.tone])
+            Text(cell) if isinstance(cell, str) else Text(cell.text, _STYLES.get(cell.tone, ""))
             for cell in row
         ]
         made.add_row(*cells, style=_STYLES["bad"] if index in content.marked else "")
     return made
 
 
-def grid(*headings: str) -> rich.table.Table:
-    """Return a table without lines or rows, for cells of several styles."""
-    made = rich.table.Table(
-        box=None, padding=(0, 2, 0, 0), header_style="dim", show_header=bool(headings)
-    )
-    for heading in headings:
-        made.add_column(heading, overflow="fold")
-    return made
+def grid() -> rich.table.Table:
+    """Return a table without lines, headings and rows, for cells of several styles."""
+    return rich.table.Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_header=False)
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> rich.table.Table:

@@ -20,15 +20,20 @@ def tensors_of(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor in tuples, lists, mappings and dataclasses, with its path."""
     if isinstance(value, Tensor):
         yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from tensors_of(item, f"{path}.{key}")
-    elif isinstance(value, tuple | list):
-        for index, item in enumerate(value):
-            yield from tensors_of(item, f"{path}.{index}")
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors_of(getattr(value, field.name, None), f"{path}.{field.name}")
+    else:
+        for name, item in _parts(value) or ():
+            yield from tensors_of(item, f"{path}.{name}")
+
+
+def _parts(value: Any) -> list[tuple[Any, Any]] | None:
+    """Return the items of a container with their keys; None for what is none."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, tuple | list):
+        return list(enumerate(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
+    return None
 
 
 def floating(value: Any) -> dict[str, Tensor]:
@@ -69,17 +74,10 @@ def opaque_type(value: Any) -> str:
     """Return the name of a type within a value that may change while it is used; "" for none."""
     if isinstance(value, (Tensor, *_PLAIN)):
         return ""
-    if isinstance(value, Mapping):
-        parts = list(value.values())
-    elif isinstance(value, tuple | list):
-        parts = list(value)
-    elif is_dataclass(value) and not isinstance(value, type):
-        parts = [getattr(value, field.name, None) for field in fields(value)]
-    elif callable(value):
-        return ""
-    else:
-        return type(value).__name__
-    return next((name for part in parts if (name := opaque_type(part))), "")
+    parts = _parts(value)
+    if parts is None:
+        return "" if callable(value) else type(value).__name__
+    return next((name for _, part in parts if (name := opaque_type(part))), "")
 
 
 _PIECE_ELEMENTS = 1 << 18

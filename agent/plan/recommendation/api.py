@@ -36,7 +36,7 @@ from mp_agent.plan.recommendation.model import (
 )
 from mp_agent.plan.recommendation.products import capability_of, measure_products, read_environment
 from mp_agent.plan.recommendation.steps import GradientMeasurement, MeasuredGradients, measure_saved
-from mp_agent.plan.recommendation.trials import Trials, TriedPrecision
+from mp_agent.plan.recommendation.trials import Trials, TriedPrecision, refused
 
 STEPS = 8
 TOLERANCE = 0.05
@@ -101,11 +101,7 @@ def _choose(
     considered = []
     for precision in candidates_for(goal):
         problem = ruled_out(precision, goal, environment.hardware)
-        tried = (
-            TriedPrecision(precision=precision, accepted=False, reason=problem)
-            if problem
-            else trials.attempt(precision)
-        )
+        tried = refused(precision, problem) if problem else trials.attempt(precision)
         considered.append(
             ConsideredPrecision(precision=precision, accepted=tried.accepted, reason=tried.reason)
         )

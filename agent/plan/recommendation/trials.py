@@ -34,6 +34,11 @@ class TriedPrecision:
     keep_fp32: tuple[str, ...] = ()
 
 
+def refused(precision: str, reason: str) -> TriedPrecision:
+    """Return that a precision is not recommended, and why."""
+    return TriedPrecision(precision=precision, accepted=False, reason=reason)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trials:
     """Tries precisions on the first batch."""
@@ -51,11 +56,11 @@ class Trials:
         if precision == "fp32":
             return TriedPrecision(precision=precision, accepted=True, reason="always runs")
         if precision == "bf16" and (problem := self._stale()):
-            return TriedPrecision(precision=precision, accepted=False, reason=problem)
+            return refused(precision, problem)
         scale, why = (None, "")
         if precision == "fp16-autocast":
             if problem := self._lost():
-                return TriedPrecision(precision=precision, accepted=False, reason=problem)
+                return refused(precision, problem)
             scale, why = self._scale()
         compared = self._compare(precision, scale or 1.0)
         return self._judged(compared, scale, why)
@@ -147,16 +152,14 @@ class Trials:
             return replace(passed, reason=reason)
         keep, problem = compared.keep, "; ".join(verdict.reasons)
         if keep is None or not keep.found or keep.verdict is None or not keep.verdict.passed:
-            return TriedPrecision(precision=compared.name, accepted=False, reason=problem)
+            return refused(compared.name, problem)
         names = ", ".join(keep.kept)
         if "" in keep.kept or compared.name not in ("fp16-autocast", "bf16-autocast"):
-            return TriedPrecision(precision=compared.name, accepted=False, reason=problem)
+            return refused(compared.name, problem)
         if (kept := kept_ratio(self.products, keep.kept)) > KEPT_MAX:
-            return TriedPrecision(
-                precision=compared.name,
-                accepted=False,
-                reason=f"{problem}; it passes only with {names} in FP32, which are "
-                f"{percent(kept)} of the products",
+            share = f"which are {percent(kept)} of the products"
+            return refused(
+                compared.name, f"{problem}; it passes only with {names} in FP32, {share}"
             )
         return replace(
             passed,
