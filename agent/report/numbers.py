@@ -1,7 +1,7 @@
 """Values as texts, with their units: one form for each kind, wherever it is shown."""
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from math import isfinite, isnan
 
 NONE = "–"
@@ -63,7 +63,7 @@ def moment(time_unix_seconds: float | None) -> str:
     """Return a time in UTC."""
     if time_unix_seconds is None:
         return NONE
-    return f"{datetime.fromtimestamp(time_unix_seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{datetime.fromtimestamp(time_unix_seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def counted(count: int, noun: str) -> str:
