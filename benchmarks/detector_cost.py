@@ -106,10 +106,10 @@ class Training:
             active=True,
             end_reason=EndReason.RUNNING,
             phase_name="forward",
-            **self.account.view(self.now_seconds),
             conditions=self.tracker.active,
             conditions_fired=self.tracker.fired,
         )
+        view = self.account.view(view, self.now_seconds)
         return RunExport(
             run="benchmark",
             node_rank=0,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.condition import Condition
@@ -146,7 +145,7 @@ class _Player:
         # Asked for each step, and changed by judgements alone.
         self._holding = self._pending = False
         self._limits = values.limits
-        self._identity = _identity(log.name)
+        self._run = _run(log.name)
         self.episodes = Episodes(values, self._series_labels)
 
     def play(self, course: Course) -> None:
@@ -177,21 +176,8 @@ class _Player:
             self._detector.readings.update(scrape.readings, scrape.time_seconds)
             step = self._log.points[index].step
             changes = self._detector.evaluate(scrape.time_seconds, step)
-            view = self._view()
-            self._note(changes, view, scrape.time_seconds, index, step)
+            self._note(changes, self._run, scrape.time_seconds, index, step)
         self.episodes.close(self._log.points[-1].step, scrapes[-1].time_seconds)
-
-    def _view(self, **known: Any) -> RunView:
-        """Return the run as it is known to be, with what its account knows."""
-        return RunView(
-            identity=self._identity,
-            facts={},
-            nodes=1,
-            active=True,
-            end_reason=EndReason.RUNNING,
-            phase_name=Phase.FORWARD.name.lower(),
-            **known,
-        )
 
     def _fold(self, step: TimedStep) -> None:
         if step.begins_attempt:
@@ -242,7 +228,7 @@ class _Player:
     def _judge(self, clock: _Clock, now_seconds: float) -> None:
         clock.judged_seconds = clock.now_seconds = now_seconds
         account = self._ingest.account
-        view = self._view(**account.view(now_seconds))
+        view = account.view(self._run, now_seconds)
         export = RunExport(
             run=self._log.name,
             node_rank=0,
@@ -291,8 +277,9 @@ def _counted(needed: frozenset[str]) -> dict[Scope, list[Metric]]:
     }
 
 
-def _identity(name: str) -> RankIdentity:
-    return RankIdentity(
+def _run(name: str) -> RunView:
+    """Return a run of which nothing but its log is known."""
+    identity = RankIdentity(
         run=name,
         attempt=0,
         launch="",
@@ -306,6 +293,14 @@ def _identity(name: str) -> RankIdentity:
         created_unix_ns=0,
         torch_version="",
         version=__version__,
+    )
+    return RunView(
+        identity=identity,
+        facts={},
+        nodes=1,
+        active=True,
+        end_reason=EndReason.RUNNING,
+        phase_name=Phase.FORWARD.name.lower(),
     )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.errors import CatalogError
 from mp_agent.records.columns import GRADIENTS
+from mp_agent.records.merged import StepTransition
+from mp_agent.records.views import AgentView, LayerView, RankView, RunView
 
 Reading = float | None | Mapping[tuple[str, ...], float | None]
 """One value for a family without labels of its own, a value per label tuple otherwise."""
@@ -36,15 +38,13 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One exported family, made by `gauge`, `counter`, `info` or `histogram`.
+    """One exported family, made by `gauge`, `counter`, `info` or `histogram` of its scope.
 
     name:  OpenTelemetry name: dotted, no unit, never the words total or ratio.
     unit:  UCUM: `s`, `By`, `1` for true ratios in 0..1, `{thing}` for counts and pure numbers.
-    read:  from the scope's view (RunView, LayerView, RankView, AgentView) to the present value;
-           None exports no series.
-    count: for step-exact counters and histograms: from one closed step (StepTransition for run
-           scope, LayerView for layer scope, mapping of observed columns for rank scope) to what
-           it adds. A histogram returns the observation, or None.
+    read:  from the scope's view to the present value; None exports no series.
+    count: for step-exact counters and histograms: from one closed step, as the scope has it, to
+           what it adds. A histogram returns the observation, or None.
     label_values: label tuples that exist, at 0, from the agent's start (counters with labels).
     appears_when_counted: of a counter, whether each of its series exists from the first step on of
            which `count` returns it, then at 0 if it adds nothing; it has no `label_values`.
@@ -118,10 +118,54 @@ class Metric:
         return (*self.scope.value, *self.labels, *self.optional_labels)
 
 
-gauge = partial(Metric, kind=Kind.GAUGE)
-counter = partial(Metric, kind=Kind.COUNTER)
-histogram = partial(Metric, kind=Kind.HISTOGRAM)
-info = partial(Metric, unit="", kind=Kind.INFO)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMetric(Metric):
+    """A metric of the run."""
+
+    scope: Scope = Scope.RUN
+    read: Callable[[RunView], Reading] | None = None
+    count: Callable[[StepTransition], Reading] | None = None
+    evidence_step: Callable[[StepTransition], int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerMetric(Metric):
+    """A metric of each layer, or other row of a family's tables."""
+
+    scope: Scope = Scope.LAYER
+    read: Callable[[LayerView], Reading] | None = None
+    count: Callable[[LayerView], Reading] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMetric(Metric):
+    """A metric of each rank of a node; counted from the observed columns of its record."""
+
+    scope: Scope = Scope.RANK
+    read: Callable[[RankView], Reading] | None = None
+    count: Callable[[Mapping[str, float]], Reading] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentMetric(Metric):
+    """A metric of a node agent."""
+
+    scope: Scope = Scope.AGENT
+    read: Callable[[AgentView], Reading] | None = None
+
+
+gauge = partial(RunMetric, kind=Kind.GAUGE)
+counter = partial(RunMetric, kind=Kind.COUNTER)
+histogram = partial(RunMetric, kind=Kind.HISTOGRAM)
+info = partial(RunMetric, unit="", kind=Kind.INFO)
+layer_gauge = partial(LayerMetric, kind=Kind.GAUGE)
+layer_counter = partial(LayerMetric, kind=Kind.COUNTER)
+rank_gauge = partial(RankMetric, kind=Kind.GAUGE)
+rank_counter = partial(RankMetric, kind=Kind.COUNTER)
+rank_info = partial(RankMetric, unit="", kind=Kind.INFO)
+agent_gauge = partial(AgentMetric, kind=Kind.GAUGE)
+agent_counter = partial(AgentMetric, kind=Kind.COUNTER)
+agent_info = partial(AgentMetric, unit="", kind=Kind.INFO)
 
 
 @dataclass(frozen=True, slots=True)

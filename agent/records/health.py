@@ -1,29 +1,72 @@
-"""Health of a run by its own history: loss level and trend, norms, slow ranks, failing layers."""
+"""What the trackers of a run know of it: one record per subject, each made by one tracker."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossLevel:
-    """The usual loss. `deviation` is the median absolute one; a loss above the bound is unusual."""
-
-    median: float
-    deviation: float
-    spike_bound: float
-    noisy: bool = False
-    """Whether losses far above the usual one are frequent."""
+from mp_agent.records.merged import MergedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossStanding:
-    """The best level of the loss so far.
+class LatestValues:
+    """What was observed last. What is not measured on every step keeps its last value."""
 
-    lost_steps: losses since the run has lost what it had learned; 0 while it has not.
-    """
+    step: MergedStep | None = None
+    """The last closed step."""
+    judged: MergedStep | None = None
+    """The last step with `gradients_judged`. Its sampled columns, if it did not measure any, are
+    those of the last such step that did."""
+    families: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The same columns of each family, of the last step on which it counts."""
+    sampled_steps: Mapping[str, int] = field(default_factory=dict)
+    """The trainer's step of which sampled columns, and layers, are; by family."""
+    loss: float | None = None
+    """Last merged loss that was finite on all ranks."""
+    learning_rate: float | None = None
+    value_steps: Mapping[str, int] = field(default_factory=dict)
+    """The trainer's step of which `loss`, `loss_scale` and `learning_rate` are."""
+    nonfinite_since: Mapping[str, int] = field(default_factory=dict)
+    """`loss` and `gradients`, where the last one was NaN or Inf, to the first step from which on
+    every one was."""
 
-    best: float
-    lost_steps: int = 0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossHistory:
+    """The loss against its own history; None for what is not known (yet)."""
+
+    median: float | None = None
+    deviation: float | None = None
+    """The median absolute one."""
+    spike_bound: float | None = None
+    """A loss above it is unusual."""
+    trend: float | None = None
+    """Rise from one long window to the next, in deviations."""
+    rising_steps: int = 0
+    """Consecutive losses for which that rise was above its limit."""
+    best: float | None = None
+    """The best level so far."""
+    lost_steps: int | None = None
+    """Losses since the run has lost what it had learned; 0 while it has not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScaleHistory:
+    """The loss scale; None without one."""
+
+    last: float | None = None
+    initial: float | None = None
+    calibrated: float | None = None
+    """The first one after `calibration_steps` of the attempt."""
+    consecutive_decreases: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """Signs that a run does not learn, or not what it should."""
+
+    untrained: Mapping[str, int] = field(default_factory=dict)
+    """Reason → consecutive steps that cannot have trained."""
+    scaled_clip_steps: int = 0
+    """Consecutive steps whose clipping saw gradients still multiplied by the loss scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,33 +180,10 @@ class Fp8Scaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
-    """The health of a run; None for what is not known (yet)."""
+class WatchedTensors:
+    """The tensors that the script watches."""
 
-    loss: LossLevel | None = None
-    loss_trend: float | None = None
-    """Rise from one long window to the next, in deviations."""
-    loss_rising_steps: int = 0
-    """Consecutive losses for which that rise was above its limit."""
-    loss_standing: LossStanding | None = None
-    norms: Mapping[str, NormStanding] = field(default_factory=dict)
-    """By optimizer; the main one, or that of the whole model, under the empty name."""
-    scaled_clip_steps: int = 0
-    """Consecutive steps whose clipping saw gradients still multiplied by the loss scale."""
-    untrained: Mapping[str, int] = field(default_factory=dict)
-    """Reason → consecutive steps that cannot have trained."""
-    usual_step_seconds: float | None = None
-    straggler: Straggler | None = None
-    laggards: tuple[Laggard, ...] = ()
-    layers: TroubledLayers | None = None
-    """None before any layer was sampled."""
-    without_gradient: LayersWithoutGradient | None = None
-    """None before enough steps."""
-    moments: StaleMoments | None = None
-    """None before any layer with second moments was sampled."""
-    logits: LogitGrowth | None = None
-    """None before any was sampled."""
-    routers: RouterBalance | None = None
-    """None before any was sampled."""
-    fp8: Fp8Scaling | None = None
-    """None before any layer with delayed scaling was sampled."""
+    columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Of each, by name, as of its last sample."""
+    names: int = 0
+    """How many names it watches; the first ones are in `columns`."""

@@ -5,8 +5,23 @@ from dataclasses import dataclass, field
 
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.conditions import ActiveCondition
-from mp_agent.records.health import Health
-from mp_agent.records.merged import MergedStep, OptimizerStep
+from mp_agent.records.health import (
+    Fp8Scaling,
+    Laggard,
+    LatestValues,
+    LayersWithoutGradient,
+    Learning,
+    LogitGrowth,
+    LossHistory,
+    LossScaleHistory,
+    NormStanding,
+    RouterBalance,
+    StaleMoments,
+    Straggler,
+    TroubledLayers,
+    WatchedTensors,
+)
+from mp_agent.records.merged import OptimizerStep
 from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import EndReason, RankState
 
@@ -99,7 +114,10 @@ class CollectionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """The state of a run after its last closed step; what run-scope gauges read."""
+    """The state of a run after its last closed step; what run-scope gauges read.
+
+    From `latest` to `collections`, but for `laggards`, each field is what a tracker shows.
+    """
 
     identity: RankIdentity
     """Of the lowest local rank seen."""
@@ -109,49 +127,41 @@ class RunView:
     end_reason: EndReason
     """RUNNING while active."""
     phase_name: str
-    last: MergedStep | None = None
-    judged: MergedStep | None = None
-    """The last step with `gradients_judged`. Its sampled columns, if it did not measure any, are
-    those of the last such step that did."""
-    families: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """The same columns of each family, of the last step on which it counts."""
-    sampled_steps: Mapping[str, int] = field(default_factory=dict)
-    """The trainer's step of which sampled columns, and layers, are; by family."""
-    loss: float | None = None
-    """Last merged loss that was finite on all ranks."""
-    learning_rate: float | None = None
-    value_steps: Mapping[str, int] = field(default_factory=dict)
-    """The trainer's step of which `loss`, `loss_scale` and `learning_rate` are."""
-    nonfinite_since: Mapping[str, int] = field(default_factory=dict)
-    """`loss` and `gradients`, where the last one was NaN or Inf, to the first step from which on
-    every one was."""
-    loss_scale: float | None = None
-    loss_scale_initial: float | None = None
-    loss_scale_calibrated: float | None = None
-    """The first one after `calibration_steps` of the attempt."""
-    loss_scale_consecutive_decreases: int = 0
-    norm_window_max: float | None = None
-    norm_window_min: float | None = None
-    coverage: float = 1.0
-    missing_ranks: tuple[int, ...] = ()
+    latest: LatestValues = field(default_factory=LatestValues)
+    loss: LossHistory = field(default_factory=LossHistory)
+    loss_scale: LossScaleHistory = field(default_factory=LossScaleHistory)
+    learning: Learning = field(default_factory=Learning)
+    norms: Mapping[str, NormStanding] = field(default_factory=dict)
+    """By optimizer; the main one, or that of the whole model, under the empty name."""
+    norm_extremes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Likewise, the largest and the smallest norm over the window."""
+    optimizers: Mapping[str, OptimizerView] = field(default_factory=dict)
+    """Where there are several, by the value of the label `optimizer`."""
     first_nonfinite: FirstNonfinite | None = None
     first_nonfinite_output: FirstNonfiniteOutput | None = None
     first_nonfinite_gradient: FirstNonfiniteGradient | None = None
-    tensors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """The columns of each tensor that the script watches, by name, as of its last sample."""
-    tensor_names: int = 0
-    """How many names it watches; the first ones are in `tensors`."""
-    collections: Mapping[str, CollectionView] = field(default_factory=dict)
-    """The groups of parameters that the script has defined, by name."""
-    optimizers: Mapping[str, OptimizerView] = field(default_factory=dict)
-    """Where there are several, by the value of the label `optimizer`."""
-    optimizer_extremes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Of each, the largest and the smallest norm over the window."""
     replicas: Mapping[str, DivergenceView] = field(default_factory=dict)
+    """The last comparison of `gradients` and of `weights`, if there was one."""
     unreduced_steps: int = 0
     """Consecutive steps of copies with gradients that no collective reduced, once that is sure."""
-    """The last comparison of `gradients` and of `weights`, if there was one."""
-    health: Health = field(default_factory=Health)
+    usual_step_seconds: float | None = None
+    straggler: Straggler | None = None
+    laggards: tuple[Laggard, ...] = ()
+    layers: TroubledLayers | None = None
+    """None before any layer was sampled."""
+    without_gradient: LayersWithoutGradient | None = None
+    """None before enough steps."""
+    moments: StaleMoments | None = None
+    """None before any layer with second moments was sampled."""
+    logits: LogitGrowth | None = None
+    """None before any was sampled."""
+    routers: RouterBalance | None = None
+    """None before any was sampled."""
+    fp8: Fp8Scaling | None = None
+    """None before any layer with delayed scaling was sampled."""
+    tensors: WatchedTensors = field(default_factory=WatchedTensors)
+    collections: Mapping[str, CollectionView] = field(default_factory=dict)
+    """The groups of parameters that the script has defined, by name."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
     """By name, as this job has set them."""
     attempts: int = 0

@@ -125,19 +125,20 @@ def verdict(source: RunSources) -> str:
     view = source.view
     if view is None:
         return f"Node {source.node_rank} of the run; its root agent reports on the run as a whole."
-    at = f" at step {view.last.step}" if view.last else " before its first step"
+    last = view.latest.step
+    at = f" at step {last.step}" if last else " before its first step"
     if view.end_reason is EndReason.COMPLETED:
         state = f"Ended: completed{at}"
     elif not view.active:
         state = f"Ended: {view.end_reason.name.lower()}{at}"
-    elif view.last is None:
+    elif last is None:
         state = "Starting: no step yet"
     else:
-        state = f"{_DOING.get(view.phase_name, 'Training')}: step {view.last.step}"
+        state = f"{_DOING.get(view.phase_name, 'Training')}: step {last.step}"
     if view.conditions:
         return f"{state}; {_in_force(_by_severity(view))}."
-    if view.coverage < 1.0:
-        return f"{state}; the numbers cover {view.coverage:.0%} of the ranks."
+    if last and last.coverage < 1.0:
+        return f"{state}; the numbers cover {last.coverage:.0%} of the ranks."
     return f"{state}; no condition in force." if view.active else f"{state}."
 
 
@@ -163,7 +164,8 @@ def _by_severity(view: RunView) -> list[ActiveCondition]:
 
 
 def _summary(view: RunView) -> dict[str, Any]:
-    judged, first, level = view.judged, view.first_nonfinite, view.health.loss
+    latest, first = view.latest, view.first_nonfinite
+    last, judged = latest.step, latest.judged
     norm_step = judged.step if judged else None
     return {
         "attempt": view.identity.attempt,
@@ -174,27 +176,27 @@ def _summary(view: RunView) -> dict[str, Any]:
         "active": view.active,
         "end_reason": None if view.active else view.end_reason.name.lower(),
         "phase": view.phase_name,
-        "step": view.last.step if view.last else None,
-        "last_step_time_unix_seconds": view.last.time_unix_seconds if view.last else None,
-        "loss": view.loss,
-        "loss_step": view.value_steps.get("loss"),
-        "loss_nonfinite_since_step": view.nonfinite_since.get("loss"),
-        "loss_median": level.median if level else None,
-        "loss_spike_bound": level.spike_bound if level else None,
-        "learning_rate": view.learning_rate,
-        "learning_rate_step": view.value_steps.get("learning_rate"),
-        "loss_scale": view.loss_scale,
-        "loss_scale_step": view.value_steps.get("loss_scale"),
-        "loss_scale_initial": view.loss_scale_initial,
+        "step": last.step if last else None,
+        "last_step_time_unix_seconds": last.time_unix_seconds if last else None,
+        "loss": latest.loss,
+        "loss_step": latest.value_steps.get("loss"),
+        "loss_nonfinite_since_step": latest.nonfinite_since.get("loss"),
+        "loss_median": view.loss.median,
+        "loss_spike_bound": view.loss.spike_bound,
+        "learning_rate": latest.learning_rate,
+        "learning_rate_step": latest.value_steps.get("learning_rate"),
+        "loss_scale": view.loss_scale.last,
+        "loss_scale_step": latest.value_steps.get("loss_scale"),
+        "loss_scale_initial": view.loss_scale.initial,
         "grad_norm": judged.grad_norm if judged else None,
         "grad_norm_step": norm_step,
         "grad_abs_max": judged.get("abs_max") if judged else None,
         "grad_abs_max_step": norm_step,
         "clip_coefficient": judged.clip_coefficient if judged else None,
         "clip_coefficient_step": norm_step,
-        "gradients_nonfinite_since_step": view.nonfinite_since.get("gradients"),
-        "coverage": view.coverage,
-        "missing_ranks": list(view.missing_ranks),
+        "gradients_nonfinite_since_step": latest.nonfinite_since.get("gradients"),
+        "coverage": last.coverage if last else 1.0,
+        "missing_ranks": list(last.missing_ranks) if last else [],
         "trackers": [
             {"tracker": at.tracker, "name": at.name, "url": at.url} for at in view.trackers
         ],
@@ -219,7 +221,7 @@ def _condition(condition: ActiveCondition) -> dict[str, Any]:
 
 def _first_layer(view: RunView | None) -> str:
     """Return the layer with the first NaN or Inf of an incident that goes on; "" if not known."""
-    first = view.first_nonfinite if view and view.nonfinite_since else None
+    first = view.first_nonfinite if view and view.latest.nonfinite_since else None
     return first.layer if first else ""
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from math import isfinite, sqrt
 
-from mp_agent.catalog.metric import Reading, Scope, counter, gauge, info
+from mp_agent.catalog.metric import Reading, counter, gauge, info, layer_counter, layer_gauge
 from mp_agent.records.columns import ACTIVATIONS
 from mp_agent.records.merged import StepTransition
 from mp_agent.records.views import LayerView, RunView
@@ -46,7 +46,7 @@ def _finite_elements(row: Row) -> float:
 
 def _of_run(read: Callable[[Row], float | None]) -> Callable[[RunView], Reading]:
     def read_run(run: RunView) -> Reading:
-        row = run.families.get(ACTIVATIONS.name)
+        row = run.latest.families.get(ACTIVATIONS.name)
         return None if row is None else read(row)
 
     return read_run
@@ -140,45 +140,40 @@ def _of_layer(read: Callable[[Row], float | None]) -> Callable[[LayerView], Read
 
 
 ACTIVATION_LAYER_METRICS = (
-    gauge(
+    layer_gauge(
         "mp_agent.layer.activation.abs_max",
         "{activation}",
-        scope=Scope.LAYER,
         family=ACTIVATIONS.name,
         help="Largest finite magnitude in the module's output, in the first forward pass of a "
         "sampled step.",
         read=_of_layer(lambda row: row.get("abs_max")),
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.activation.mean",
         "{activation}",
-        scope=Scope.LAYER,
         family=ACTIVATIONS.name,
         help="Mean of the finite elements of the module's output.",
         gives_way=True,
         read=_of_layer(mean),
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.activation.std",
         "{activation}",
-        scope=Scope.LAYER,
         family=ACTIVATIONS.name,
         help="Standard deviation of the finite elements of the module's output.",
         read=_of_layer(standard_deviation),
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.activation.zero",
         "1",
-        scope=Scope.LAYER,
         family=ACTIVATIONS.name,
         help="Share of the elements of the module's output that are exactly zero.",
         gives_way=True,
         read=_of_layer(zero_share),
     ),
-    counter(
+    layer_counter(
         "mp_agent.layer.activation.nonfinite.elements",
         "{element}",
-        scope=Scope.LAYER,
         family=ACTIVATIONS.name,
         help="NaN and Inf elements in the module's output, in the steps that were sampled.",
         count=lambda layer: nonfinite_elements(layer.values),

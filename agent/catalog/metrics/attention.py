@@ -2,22 +2,9 @@
 
 from collections.abc import Callable
 
-from mp_agent.catalog.metric import Reading, Scope, counter, gauge, info
+from mp_agent.catalog.metric import Reading, counter, gauge, info, layer_gauge
 from mp_agent.records.columns import ATTENTION, LOGITS
 from mp_agent.records.views import LayerView, RunView
-
-
-def _largest(run: RunView) -> Reading:
-    return run.families.get(ATTENTION.name, {}).get("logit_max")
-
-
-def _attention_growth(run: RunView) -> Reading:
-    return None if run.health.logits is None else run.health.logits.attention_growth
-
-
-def _high_layers(run: RunView) -> Reading:
-    logits = run.health.logits
-    return {(name,): 1.0 for name in logits.high_names} if logits else None
 
 
 def _largest_of_layer(layer: LayerView) -> Reading:
@@ -30,14 +17,14 @@ ATTENTION_LOGIT_MAX = gauge(
     help="Largest attention logit (scaled product of query and key, with the mask or bias "
     "added) of a few heads and positions of each attention module, in the first forward pass "
     "of a sampled step.",
-    read=_largest,
+    read=lambda run: run.latest.families.get(ATTENTION.name, {}).get("logit_max"),
 )
 ATTENTION_LOGIT_GROWTH = gauge(
     "mp_agent.attention.logit.growth",
     "{factor}",
     help="Median of the last three samples of that logit, divided by the median of the run's "
     "earlier half of samples, or by 1 where that is less. Absent before 8 samples.",
-    read=_attention_growth,
+    read=lambda run: None if run.logits is None else run.logits.attention_growth,
 )
 ATTENTION_HIGH_LAYER = info(
     "mp_agent.attention.high_layer.info",
@@ -45,7 +32,7 @@ ATTENTION_HIGH_LAYER = info(
     thresholds=("attention_logit_high",),
     help="A module whose largest attention logit was above its limit in the latest sample; 10 "
     "at most, those with the largest.",
-    read=_high_layers,
+    read=lambda run: {(name,): 1.0 for name in run.logits.high_names} if run.logits else None,
 )
 
 ATTENTION_METRICS = (
@@ -64,10 +51,9 @@ ATTENTION_METRICS = (
 )
 
 ATTENTION_LAYER_METRICS = (
-    gauge(
+    layer_gauge(
         "mp_agent.layer.attention.logit.max",
         "{logit}",
-        scope=Scope.LAYER,
         family=ATTENTION.name,
         help="Largest attention logit of a few heads and positions of the module, in the first "
         "forward pass of a sampled step.",
@@ -77,28 +63,20 @@ ATTENTION_LAYER_METRICS = (
 
 
 def _of_run(column: str) -> Callable[[RunView], Reading]:
-    return lambda run: run.families.get(LOGITS.name, {}).get(column)
+    return lambda run: run.latest.families.get(LOGITS.name, {}).get(column)
 
 
 def _mean(run: RunView) -> Reading:
-    row = run.families.get(LOGITS.name, {})
+    row = run.latest.families.get(LOGITS.name, {})
     rows = row.get("rows", 0.0) - row.get("nonfinite_rows", 0.0)
     return row["logsumexp_sum"] / rows if rows and "logsumexp_sum" in row else None
-
-
-def _size(run: RunView) -> Reading:
-    return None if run.health.logits is None else run.health.logits.logsumexp_size
-
-
-def _output_growth(run: RunView) -> Reading:
-    return None if run.health.logits is None else run.health.logits.logsumexp_growth
 
 
 OUTPUT_LOGSUMEXP_SIZE = gauge(
     "mp_agent.output.logsumexp.size",
     "{logit}",
     help="Largest magnitude of a log-sum-exp of the rows of output logits looked at.",
-    read=_size,
+    read=lambda run: None if run.logits is None else run.logits.logsumexp_size,
 )
 OUTPUT_LOGSUMEXP_GROWTH = gauge(
     "mp_agent.output.logsumexp.growth",
@@ -106,7 +84,7 @@ OUTPUT_LOGSUMEXP_GROWTH = gauge(
     help="Median of the last three samples of mp_agent_output_logsumexp_size, divided by the "
     "median of the run's earlier half of samples, or by 1 where that is less. Absent "
     "before 8 samples.",
-    read=_output_growth,
+    read=lambda run: None if run.logits is None else run.logits.logsumexp_growth,
 )
 
 OUTPUT_LOGIT_METRICS = (

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from math import floor, log2, sqrt
 
-from mp_agent.catalog.metric import Metric, Reading, Scope, gauge
+from mp_agent.catalog.metric import Metric, Reading, gauge, layer_gauge
 from mp_agent.catalog.metrics.gradients import deviation, mean, of_fp16
 from mp_agent.catalog.metrics.optimizer import Quantity
 from mp_agent.records.columns import DISTRIBUTION, EXPONENTS, GRADIENTS, exponent_column
@@ -20,7 +20,7 @@ _WIDTH = EXPONENTS[1] - EXPONENTS[0]
 
 
 def _values(run: RunView) -> Mapping[str, float]:
-    return run.families.get(DISTRIBUTION.name, {})
+    return run.latest.families.get(DISTRIBUTION.name, {})
 
 
 def _of_run(quantity: Quantity) -> Callable[[RunView], Reading]:
@@ -29,10 +29,6 @@ def _of_run(quantity: Quantity) -> Callable[[RunView], Reading]:
 
 def _of_layer(quantity: Quantity) -> Callable[[LayerView], Reading]:
     return lambda layer: quantity(layer.values) if layer.judged else None
-
-
-def _flushed(run: RunView) -> Reading:
-    return {(scale,): of_fp16(column)(_values(run)) for scale, column in _FLUSHED.items()}
 
 
 def _exponents(run: RunView) -> Reading:
@@ -45,7 +41,7 @@ def _exponents(run: RunView) -> Reading:
 
 def _low_headroom(run: RunView) -> Reading:
     """Take logarithms one by one: the product may be beyond float64."""
-    judged = run.judged
+    judged = run.latest.judged
     smallest = None if judged is None else judged.get("abs_min")
     if judged is None or not smallest or not judged.loss_scale:
         return None
@@ -54,7 +50,7 @@ def _low_headroom(run: RunView) -> Reading:
 
 def _best_scale(run: RunView) -> Reading:
     """Return a power of two at which one more doubling still fits."""
-    judged = run.judged
+    judged = run.latest.judged
     largest = None if judged is None else judged.get("abs_max")
     if judged is None or not largest or not judged.loss_scale:
         return None
@@ -69,7 +65,9 @@ GRAD_FP16_FLUSHED = gauge(
     help="Share of the non-zero gradient elements that FP16 rounds to zero: at the loss scale "
     "in_force, and as it would be at half and at double that scale. Zeros that FP16 already "
     "made are not seen. Absent without a loss scale.",
-    read=_flushed,
+    read=lambda run: (
+        {(scale,): of_fp16(column)(_values(run)) for scale, column in _FLUSHED.items()}
+    ),
 )
 
 DISTRIBUTION_METRICS = (
@@ -132,19 +130,17 @@ DISTRIBUTION_METRICS = (
 )
 
 DISTRIBUTION_LAYER_METRICS = (
-    gauge(
+    layer_gauge(
         "mp_agent.layer.grad.deviation",
         "{gradient}",
-        scope=Scope.LAYER,
         family=DISTRIBUTION.name,
         gives_way=True,
         help="Standard deviation of the elements of the layer's unscaled gradient.",
         read=_of_layer(deviation),
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.grad.fp16.flushed",
         "1",
-        scope=Scope.LAYER,
         family=DISTRIBUTION.name,
         help="Share of the layer's non-zero gradient elements that FP16 rounds to zero at the loss "
         "scale in force.",

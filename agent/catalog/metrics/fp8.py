@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from mp_agent.catalog.metric import Reading, Scope, counter, gauge, info
+from mp_agent.catalog.metric import Reading, counter, gauge, info, layer_gauge
 from mp_agent.records.columns import FP8
 from mp_agent.records.health import Fp8Scaling
 from mp_agent.records.merged import StepTransition
@@ -32,11 +32,11 @@ def saturated(values: Columns) -> float | None:
 
 
 def _of_run(quantity: Callable[[Columns], Reading]) -> Callable[[RunView], Reading]:
-    return lambda run: quantity(run.families.get(FP8.name, {}))
+    return lambda run: quantity(run.latest.families.get(FP8.name, {}))
 
 
 def _of_scaling(read: Callable[[Fp8Scaling], Reading]) -> Callable[[RunView], Reading]:
-    return lambda run: None if run.health.fp8 is None else read(run.health.fp8)
+    return lambda run: None if run.fp8 is None else read(run.fp8)
 
 
 def _names(scaling: Fp8Scaling) -> Reading:
@@ -129,10 +129,9 @@ def _of_layer(quantity: Quantity) -> Callable[[LayerView], Reading]:
 
 FP8_LAYER_METRICS = (
     *(
-        gauge(
+        layer_gauge(
             f"mp_agent.layer.fp8.{operand}.flushed",
             "1",
-            scope=Scope.LAYER,
             family=FP8.name,
             gives_way=True,
             help=f"Share of the non-zero elements of the layer's {what} that a cast to "
@@ -145,38 +144,34 @@ FP8_LAYER_METRICS = (
             ("gradient", "output's gradient", "E5M2"),
         )
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.fp8.saturated",
         "1",
-        scope=Scope.LAYER,
         family=FP8.name,
         help="Share of the layer's tensors with delayed scaling whose amax was beyond the format's "
         "largest number, or not finite.",
         read=_of_layer(saturated),
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.fp8.range_used.max",
         "{factor}",
-        scope=Scope.LAYER,
         family=FP8.name,
         help="Amax times scale divided by the format's largest number, of the layer's tensor where "
         "it is largest; above 1 it was saturated.",
         read=_of_layer(lambda values: values.get("range_used_max")),
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.fp8.range_used.min",
         "{factor}",
-        scope=Scope.LAYER,
         family=FP8.name,
         gives_way=True,
         help="Amax times scale divided by the format's largest number, of the layer's tensor where "
         "it is smallest.",
         read=_of_layer(lambda values: values.get("range_used_min")),
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.fp8.amax",
         "{element}",
-        scope=Scope.LAYER,
         family=FP8.name,
         gives_way=True,
         help="Largest amax of the layer's tensors with delayed scaling.",

@@ -3,8 +3,17 @@
 from collections.abc import Mapping, Sequence
 from math import sqrt
 
-from mp_agent.catalog.metric import Reading, Scope, counter, gauge, info
-from mp_agent.catalog.metrics.gradients import OPTIMIZER
+from mp_agent.catalog.metric import (
+    Reading,
+    counter,
+    gauge,
+    info,
+    layer_counter,
+    layer_gauge,
+    rank_counter,
+    rank_gauge,
+)
+from mp_agent.catalog.metrics.gradients import OPTIMIZER, optimizer_labels
 from mp_agent.catalog.thresholds import level_label
 from mp_agent.records.columns import LOCAL_GRAD_NONFINITE_ELEMENTS, LOCAL_GRAD_NORM
 from mp_agent.records.merged import StepTransition
@@ -14,20 +23,8 @@ _HIGH_BOUNDS = ("grad_norm_high", "grad_norm_extreme")
 _LOW_BOUNDS = ("grad_norm_low", "grad_norm_very_low", "grad_norm_vanished")
 
 
-def _labels(optimizer: str) -> tuple[str, ...]:
-    return (optimizer,) if optimizer else ()
-
-
-def _usual(run: RunView) -> Reading:
-    return {_labels(name): norms.usual for name, norms in run.health.norms.items()}
-
-
-def _peak(run: RunView) -> Reading:
-    return {_labels(name): norms.peak for name, norms in run.health.norms.items()}
-
-
 def _below(run: RunView) -> Reading:
-    main = run.health.norms.get("")
+    main = run.norms.get("")
     return {(name,): float(steps) for name, steps in main.below.items()} if main else None
 
 
@@ -59,7 +56,7 @@ GRAD_NORM_PEAK = gauge(
     "{norm}",
     optional_labels=OPTIMIZER,
     help="Largest value of mp_agent_grad_norm_usual so far.",
-    read=_peak,
+    read=lambda run: {optimizer_labels(name): norms.peak for name, norms in run.norms.items()},
 )
 GRAD_NORM_BELOW = gauge(
     "mp_agent.grad.norm.below.steps",
@@ -94,7 +91,7 @@ CLIP_SCALED_STEPS = gauge(
     "{step}",
     help="Consecutive steps whose clipping saw gradients that were still multiplied by the "
     "loss scale; 0 if it runs after unscale_.",
-    read=lambda run: float(run.health.scaled_clip_steps),
+    read=lambda run: float(run.learning.scaled_clip_steps),
 )
 
 NORM_METRICS = (
@@ -103,7 +100,9 @@ NORM_METRICS = (
         "{norm}",
         optional_labels=OPTIMIZER,
         help="Median of the last 128 gradient norms, without those that exploded.",
-        read=_usual,
+        read=lambda run: (
+            {optimizer_labels(name): norms.usual for name, norms in run.norms.items()}
+        ),
     ),
     GRAD_NORM_PEAK,
     GRAD_NORM_BELOW,
@@ -113,44 +112,9 @@ NORM_METRICS = (
 )
 
 
-def _dead(run: RunView) -> Reading:
-    return None if run.health.layers is None else float(run.health.layers.dead)
-
-
-def _dead_names(run: RunView) -> Reading:
-    return {(name,): 1.0 for name in run.health.layers.dead_names} if run.health.layers else None
-
-
-def _exploding(run: RunView) -> Reading:
-    return None if run.health.layers is None else float(run.health.layers.exploding)
-
-
-def _exploding_names(run: RunView) -> Reading:
-    layers = run.health.layers
-    return {(name,): 1.0 for name in layers.exploding_names} if layers else None
-
-
-def _underflowing(run: RunView) -> Reading:
-    return None if run.health.layers is None else run.health.layers.underflowing_share
-
-
-def _underflowing_names(run: RunView) -> Reading:
-    layers = run.health.layers
-    return {(name,): 1.0 for name in layers.underflowing_names} if layers else None
-
-
-def _without_gradient(run: RunView) -> Reading:
-    found = run.health.without_gradient
-    return None if found is None else found.share
-
-
 def _names_without_gradient(run: RunView) -> Reading:
-    found = run.health.without_gradient
+    found = run.without_gradient
     return None if found is None else {(name,): 1.0 for name in found.names}
-
-
-def _sampled_step(run: RunView) -> Reading:
-    return {(family,): float(step) for family, step in run.sampled_steps.items()}
 
 
 LAYERS_DEAD = gauge(
@@ -160,14 +124,14 @@ LAYERS_DEAD = gauge(
     help="Layers whose gradient was close to zero in three consecutive samples, and far "
     "below its initial values; layers that never had a gradient, or have none at times "
     "(frozen, unused, idle experts), are not counted.",
-    read=_dead,
+    read=lambda run: None if run.layers is None else float(run.layers.dead),
 )
 DEAD_LAYER = info(
     "mp_agent.dead_layer.info",
     labels=("layer",),
     help="A layer whose gradient is close to zero and once was not; 10 at most, those nearest "
     "to the input.",
-    read=_dead_names,
+    read=lambda run: {(name,): 1.0 for name in run.layers.dead_names} if run.layers else None,
 )
 LAYERS_UNDERFLOWING = gauge(
     "mp_agent.layers.underflowing",
@@ -176,14 +140,16 @@ LAYERS_UNDERFLOWING = gauge(
     help="Share of the layers whose gradient has far more zeros than in their first samples, "
     "or is largely below FP16's smallest number at the loss scale in force; absent before "
     "the first samples are there.",
-    read=_underflowing,
+    read=lambda run: None if run.layers is None else run.layers.underflowing_share,
 )
 UNDERFLOWING_LAYER = info(
     "mp_agent.underflowing_layer.info",
     labels=("layer",),
     help="A layer whose gradient has far more zeros than at first, or is largely below FP16's "
     "smallest number; 10 at most, those nearest to the input.",
-    read=_underflowing_names,
+    read=lambda run: (
+        {(name,): 1.0 for name in run.layers.underflowing_names} if run.layers else None
+    ),
 )
 LAYERS_EXPLODING = gauge(
     "mp_agent.layers.exploding",
@@ -191,14 +157,14 @@ LAYERS_EXPLODING = gauge(
     thresholds=("layer_growth", "layer_dead_samples"),
     help="Layers whose gradient norm was far above their own usual one in three consecutive "
     "samples, while that of most layers was not.",
-    read=_exploding,
+    read=lambda run: None if run.layers is None else float(run.layers.exploding),
 )
 EXPLODING_LAYER = info(
     "mp_agent.exploding_layer.info",
     labels=("layer",),
     help="A layer whose gradient norm is far above its own usual one; 10 at most, those "
     "nearest to the input.",
-    read=_exploding_names,
+    read=lambda run: {(name,): 1.0 for name in run.layers.exploding_names} if run.layers else None,
 )
 LAYERS_WITHOUT_GRADIENT = gauge(
     "mp_agent.layers.without_gradient",
@@ -207,7 +173,7 @@ LAYERS_WITHOUT_GRADIENT = gauge(
     help="Share of the layers that the optimizer holds, and that require gradients, which have "
     "never had one since the start of the attempt; absent during the first 64 steps. Idle "
     "experts are not counted, and neither are layers of optimizers without any gradient.",
-    read=_without_gradient,
+    read=lambda run: None if run.without_gradient is None else run.without_gradient.share,
 )
 LAYER_WITHOUT_GRADIENT = info(
     "mp_agent.layer.without_gradient.info",
@@ -225,7 +191,9 @@ LAYER_TROUBLE_METRICS = (
         help="The trainer's step on which layers, and statistics that are not measured on every "
         "step, were last measured: their gauges keep the values of that step. Label family says "
         "of what: gradients, optimizer, distribution, activations or tensors.",
-        read=_sampled_step,
+        read=lambda run: (
+            {(family,): float(step) for family, step in run.latest.sampled_steps.items()}
+        ),
     ),
     LAYERS_DEAD,
     DEAD_LAYER,
@@ -244,39 +212,34 @@ def _zero_ratio(layer: LayerView) -> Reading:
 
 
 LAYER_METRICS = (
-    gauge(
+    layer_gauge(
         "mp_agent.layer.grad.norm",
         "{norm}",
-        scope=Scope.LAYER,
         help="L2 norm of the layer's unscaled gradient before clipping.",
         read=lambda layer: sqrt(layer.values["sum_squares"]) if layer.judged else None,
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.grad.abs_max",
         "{gradient}",
-        scope=Scope.LAYER,
         help="Largest gradient magnitude in the layer.",
         read=lambda layer: layer.values["abs_max"] if layer.judged else None,
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.grad.abs_min",
         "{gradient}",
-        scope=Scope.LAYER,
         help="Smallest gradient magnitude in the layer other than zero; absent when all are zero.",
         gives_way=True,
         read=lambda layer: layer.values.get("abs_min") if layer.judged else None,
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.grad.zero",
         "1",
-        scope=Scope.LAYER,
         help="Share of the layer's gradient elements that are exactly zero.",
         read=_zero_ratio,
     ),
-    counter(
+    layer_counter(
         "mp_agent.layer.grad.nonfinite.elements",
         "{element}",
-        scope=Scope.LAYER,
         help="NaN and Inf gradient elements of the layer, in the steps that were sampled.",
         count=lambda layer: (
             layer.values.get("nan_elements", 0.0) + layer.values.get("inf_elements", 0.0)
@@ -296,18 +259,16 @@ def _norm(rank: RankView) -> Reading:
 
 
 RANK_LOCAL_GRADIENT_METRICS = (
-    gauge(
+    rank_gauge(
         "mp_agent.rank.local_grad.norm",
         "{gradient}",
-        scope=Scope.RANK,
         help=f"L2 norm over the finite elements of {_OF_WHAT}, unscaled; absent where that was "
         "not measured.",
         read=_norm,
     ),
-    counter(
+    rank_counter(
         "mp_agent.rank.local_grad.nonfinite.elements",
         "{element}",
-        scope=Scope.RANK,
         help=f"NaN and Inf elements of {_OF_WHAT}; those of an overflow that GradScaler skips "
         "count, too.",
         count=lambda values: values.get(LOCAL_GRAD_NONFINITE_ELEMENTS),
@@ -318,10 +279,6 @@ RANK_LOCAL_GRADIENT_METRICS = (
 
 _KINDS = ("gradients", "weights", "state")
 _NAMED_AT_MOST = 8
-
-
-def _diverged(run: RunView) -> Reading:
-    return {(kind,): float(not found.agree) for kind, found in run.replicas.items()}
 
 
 def _diverging_steps(change: StepTransition) -> Reading:
@@ -367,7 +324,7 @@ REPLICA_DIVERGENCE = gauge(
     help="1 if ranks that must have the same gradients, or weights, differed when they were "
     "last compared, else 0; absent if there was nothing to compare. Weights are compared "
     "before the update; state is what else a checkpoint holds: frozen parameters, buffers.",
-    read=_diverged,
+    read=lambda run: {(kind,): float(not found.agree) for kind, found in run.replicas.items()},
 )
 REPLICA_DIVERGENCE_STEPS = counter(
     "mp_agent.replica.divergence.steps",

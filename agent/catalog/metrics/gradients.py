@@ -16,6 +16,11 @@ OPTIMIZER = ("optimizer",)
 View = TypeVar("View")
 
 
+def optimizer_labels(name: str) -> tuple[str, ...]:
+    """Return the labels of an optimizer; of the main one, or the whole model, there are none."""
+    return (name,) if name else ()
+
+
 def of_optimizers(
     main: float | None, optimizers: Mapping[str, View], read: Callable[[View], float | None]
 ) -> Reading:
@@ -53,7 +58,7 @@ def _judged(run: RunView, read: Callable[[MergedStep | OptimizerStep], float | N
     def read_other(view: OptimizerView) -> float | None:
         return None if view.judged is None else read(view.judged)
 
-    main = None if run.judged is None else read(run.judged)
+    main = None if run.latest.judged is None else read(run.latest.judged)
     return of_optimizers(main, run.optimizers, read_other)
 
 
@@ -64,8 +69,8 @@ def _zero_ratio(step: MergedStep | OptimizerStep) -> float | None:
 
 def _finite(run: RunView) -> Reading:
     main = None
-    if run.last is not None and "nan_elements" in run.last.gradients:
-        main = float(run.last.gradient_nonfinite_elements == 0.0)
+    if run.latest.step is not None and "nan_elements" in run.latest.step.gradients:
+        main = float(run.latest.step.gradient_nonfinite_elements == 0.0)
     return of_optimizers(
         main, run.optimizers, lambda other: float(other.last.nonfinite_elements == 0.0)
     )
@@ -103,7 +108,7 @@ def _unclipped(change: StepTransition) -> Reading:
 
 def _headroom(run: RunView) -> Reading:
     """Take logarithms one by one: the product may be beyond float64."""
-    judged = run.judged
+    judged = run.latest.judged
     if judged is None:
         return None
     largest, scale = judged.get("abs_max"), judged.loss_scale
@@ -172,9 +177,9 @@ GRAD_NORM_WINDOW_MAX = gauge(
     "{norm}",
     help="Largest gradient norm over the last window_seconds.",
     optional_labels=OPTIMIZER,
-    read=lambda run: of_optimizers(
-        run.norm_window_max, run.optimizer_extremes, lambda extremes: extremes[0]
-    ),
+    read=lambda run: {
+        optimizer_labels(name): largest for name, (largest, _) in run.norm_extremes.items()
+    },
 )
 GRAD_NORM_EXCEEDED = counter(
     "mp_agent.grad.norm.exceeded.steps",
@@ -215,7 +220,7 @@ CLIP_MAX_NORM = gauge(
     "mp_agent.clip.max_norm",
     "{norm}",
     help="Limit given to gradient clipping.",
-    read=lambda run: None if run.last is None else run.last.get("clip_max_norm"),
+    read=lambda run: None if run.latest.step is None else run.latest.step.get("clip_max_norm"),
 )
 CLIPPED_STEPS = counter(
     "mp_agent.clipped.steps",
@@ -248,9 +253,9 @@ GRADIENT_METRICS = (
         "{norm}",
         help="Smallest gradient norm over the last window_seconds.",
         optional_labels=OPTIMIZER,
-        read=lambda run: of_optimizers(
-            run.norm_window_min, run.optimizer_extremes, lambda extremes: extremes[1]
-        ),
+        read=lambda run: {
+            optimizer_labels(name): smallest for name, (_, smallest) in run.norm_extremes.items()
+        },
     ),
     GRAD_NORM_EXCEEDED,
     gauge(
@@ -294,7 +299,7 @@ GRADIENT_METRICS = (
         "mp_agent.clip.coefficient",
         "{factor}",
         help="Factor that clipping applied to the gradients: 1 when it left them alone.",
-        read=lambda run: None if run.judged is None else run.judged.clip_coefficient,
+        read=lambda run: None if run.latest.judged is None else run.latest.judged.clip_coefficient,
     ),
     CLIPPED_STEPS,
 )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from math import sqrt
 
-from mp_agent.catalog.metric import Reading, Scope, gauge, info
+from mp_agent.catalog.metric import Reading, gauge, info, layer_gauge
 from mp_agent.records.columns import OPTIMIZER
 from mp_agent.records.views import LayerView, RunView
 
@@ -46,45 +46,40 @@ def _of_layer(quantity: Quantity) -> Callable[[LayerView], Reading]:
 
 
 UPDATE_LAYER_METRICS = (
-    gauge(
+    layer_gauge(
         "mp_agent.layer.weight.norm",
         "{norm}",
-        scope=Scope.LAYER,
         family=OPTIMIZER.name,
         help="L2 norm of the layer's weights after the optimizer's step.",
         read=_of_layer(weight_norm),
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.update.relative",
         "{factor}",
-        scope=Scope.LAYER,
         family=OPTIMIZER.name,
         help="L2 norm of what the step added to the layer's weights, divided by their norm before; "
         "absent while they are all zero.",
         read=_of_layer(relative_update),
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.updates.lost",
         "1",
-        scope=Scope.LAYER,
         family=OPTIMIZER.name,
         gives_way=True,
         help="Share of the layer's updates that were rounded away; absent for weights of more "
         "than 16 bits.",
         read=_of_layer(lost_updates),
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.moment.rms",
         "{factor}",
-        scope=Scope.LAYER,
         family=OPTIMIZER.name,
         help="Root of the mean of the layer's squared gradient divided by Adam's second moment.",
         read=_of_layer(moment_rms),
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.learning_rate",
         "{rate}",
-        scope=Scope.LAYER,
         family=OPTIMIZER.name,
         gives_way=True,
         help="Learning rate of the layer's parameter group.",
@@ -94,20 +89,7 @@ UPDATE_LAYER_METRICS = (
 
 
 def _of_run(quantity: Quantity) -> Callable[[RunView], Reading]:
-    return lambda run: quantity(run.families.get(OPTIMIZER.name, {}))
-
-
-def _rms_layer_max(run: RunView) -> Reading:
-    return None if run.health.moments is None else run.health.moments.rms_max
-
-
-def _stale(run: RunView) -> Reading:
-    return None if run.health.moments is None else float(run.health.moments.stale)
-
-
-def _stale_names(run: RunView) -> Reading:
-    moments = run.health.moments
-    return {(name,): 1.0 for name in moments.stale_names} if moments else None
+    return lambda run: quantity(run.latest.families.get(OPTIMIZER.name, {}))
 
 
 UPDATES_LOST = gauge(
@@ -143,14 +125,14 @@ LAYERS_MOMENT_STALE = gauge(
     thresholds=("moment_rms_high", "moment_rms_samples"),
     help="Layers whose mp_agent_layer_moment_rms was above its limit in several consecutive "
     "samples.",
-    read=_stale,
+    read=lambda run: None if run.moments is None else float(run.moments.stale),
 )
 MOMENT_STALE_LAYER = info(
     "mp_agent.moment_stale_layer.info",
     labels=("layer",),
     help="A layer whose mp_agent_layer_moment_rms is above its limit; 10 at most, those with "
     "the largest values.",
-    read=_stale_names,
+    read=lambda run: {(name,): 1.0 for name in run.moments.stale_names} if run.moments else None,
 )
 
 UPDATE_METRICS = (
@@ -184,7 +166,7 @@ UPDATE_METRICS = (
         help="Largest root of the mean, over the elements of a layer, of the squared gradient "
         "divided by Adam's second moment; of layers with at least 256 elements that have "
         "gradients.",
-        read=_rms_layer_max,
+        read=lambda run: None if run.moments is None else run.moments.rms_max,
     ),
     LAYERS_MOMENT_STALE,
     MOMENT_STALE_LAYER,

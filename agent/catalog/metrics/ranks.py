@@ -1,7 +1,7 @@
 """Metrics of ranks, and of what they wait for."""
 
-from mp_agent.catalog.metric import Reading, Scope, counter, gauge, info
-from mp_agent.records.views import RankView, RunView
+from mp_agent.catalog.metric import Reading, gauge, info, rank_counter, rank_gauge, rank_info
+from mp_agent.records.views import RankView
 
 
 def _rank_info(rank: RankView) -> Reading:
@@ -22,75 +22,65 @@ def _overhead(rank: RankView) -> Reading:
 
 
 RANK_METRICS = (
-    gauge(
+    rank_gauge(
         "mp_agent.rank.up",
         "",
-        scope=Scope.RANK,
         help="1 while the rank's process is alive, 0 after it has ended.",
         read=lambda rank: float(rank.up),
     ),
-    gauge(
+    rank_gauge(
         "mp_agent.rank.step",
         "{step}",
-        scope=Scope.RANK,
         help="Last step that this rank completed.",
         read=lambda rank: None if rank.step is None else float(rank.step),
     ),
-    gauge(
+    rank_gauge(
         "mp_agent.rank.last_step.timestamp",
         "s",
-        scope=Scope.RANK,
         help="Unix time at which the rank completed its last step.",
         read=lambda rank: rank.step_time_unix_seconds,
     ),
-    gauge(
+    rank_gauge(
         "mp_agent.rank.compute",
         "s",
-        scope=Scope.RANK,
         help="Time of the last step before the rank's first collective; absent if the first "
         "collective cannot be determined.",
         read=lambda rank: None if rank.values is None else rank.values.get("compute_seconds"),
     ),
-    gauge(
+    rank_gauge(
         "mp_agent.overhead",
         "1",
-        scope=Scope.RANK,
         labels=("resource",),
         help="Share of the time of recent steps that the rank's probe took, on the host and on "
         "the device. Host time is left out while the host is ahead of the device.",
         read=_overhead,
     ),
-    counter(
+    rank_counter(
         "mp_agent.probe.device",
         "s",
-        scope=Scope.RANK,
         help="Device time that measuring gradients has taken on the rank.",
         count=lambda values: values.get("probe_device_seconds", 0.0),
     ),
-    gauge(
+    rank_gauge(
         "mp_agent.rank.loss",
         "{loss}",
-        scope=Scope.RANK,
         help="The rank's own loss on its last step; absent when it was not finite.",
         read=lambda rank: None if rank.values is None else rank.values.get("loss"),
     ),
-    counter(
+    rank_counter(
         "mp_agent.rank.loss.nonfinite.steps",
         "{step}",
-        scope=Scope.RANK,
         help="Steps on which the rank's own loss was NaN or Inf.",
         count=lambda values: values.get("loss_nonfinite", 0.0),
     ),
-    info(
+    rank_info(
         "mp_agent.rank.phase.info",
-        scope=Scope.RANK,
         labels=("phase",),
         help="Current phase of the rank.",
         read=lambda rank: {(rank.state.phase_name,): 1.0},
     ),
-    info(
+    rank_info(
         "mp_agent.rank.info",
-        scope=Scope.RANK,
         labels=("host", "local_rank", "device", "gpu_uuid"),
         help="Where the rank runs; the value is always 1.",
         read=_rank_info,
@@ -101,27 +91,11 @@ RANK_METRICS = (
 _NAMED_AT_MOST = 16
 
 
-def _slowdown(run: RunView) -> Reading:
-    return None if run.health.straggler is None else run.health.straggler.slowdown
-
-
-def _delay(run: RunView) -> Reading:
-    return None if run.health.straggler is None else run.health.straggler.delay_seconds
-
-
-def _straggler(run: RunView) -> Reading:
-    return None if run.health.straggler is None else {(str(run.health.straggler.rank),): 1.0}
-
-
-def _laggards(run: RunView) -> Reading:
-    return {(str(rank.rank), rank.phase): 1.0 for rank in run.health.laggards[:_NAMED_AT_MOST]}
-
-
 STEP_USUAL = gauge(
     "mp_agent.step.usual",
     "s",
     help="Median time of the last 64 steps.",
-    read=lambda run: run.health.usual_step_seconds,
+    read=lambda run: run.usual_step_seconds,
 )
 STANDING = gauge(
     "mp_agent.standing",
@@ -149,34 +123,34 @@ STRAGGLER_SLOWDOWN = gauge(
     "{factor}",
     help="Time before the first collective of the slowest rank, divided by the median of "
     "all ranks; medians over 16 steps, the smallest of the last four.",
-    read=_slowdown,
+    read=lambda run: None if run.straggler is None else run.straggler.slowdown,
 )
 STRAGGLER_DELAY = gauge(
     "mp_agent.straggler.delay",
     "s",
     help="Time before the first collective of the slowest rank, less the median of all ranks: "
     "what it costs per step.",
-    read=_delay,
+    read=lambda run: None if run.straggler is None else run.straggler.delay_seconds,
 )
 STRAGGLER = info(
     "mp_agent.straggler.info",
     labels=("rank",),
     help="The rank that takes longest before the first collective.",
-    read=_straggler,
+    read=lambda run: None if run.straggler is None else {(str(run.straggler.rank),): 1.0},
 )
 RANKS_LAGGING = gauge(
     "mp_agent.ranks.lagging",
     "{rank}",
     help="Ranks that are behind the furthest one while no step is made; 0 while steps are "
     "made, and while a rank starts, evaluates or saves a checkpoint.",
-    read=lambda run: float(len(run.health.laggards)),
+    read=lambda run: float(len(run.laggards)),
 )
 LAGGING_RANK = info(
     "mp_agent.lagging_rank.info",
     labels=("rank", "phase"),
     help="A rank that is behind the furthest one while no step is made, and its phase; 16 "
     "ranks at most. gone: its process has ended, or its node does not report.",
-    read=_laggards,
+    read=lambda run: {(str(rank.rank), rank.phase): 1.0 for rank in run.laggards[:_NAMED_AT_MOST]},
 )
 
 WAITING_METRICS = (

@@ -90,7 +90,7 @@ _TAIL = 0.999
 
 def _of_run(read: Callable[[Columns], float | None]) -> Callable[[RunView], Reading]:
     def read_run(run: RunView) -> Reading:
-        row = run.families.get(LOGPROBS.name)
+        row = run.latest.families.get(LOGPROBS.name)
         return None if row is None else read(row)
 
     return read_run

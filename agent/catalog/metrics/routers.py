@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from mp_agent.catalog.metric import Reading, Scope, counter, gauge, info
+from mp_agent.catalog.metric import Reading, counter, gauge, info, layer_gauge
 from mp_agent.records.columns import ROUTERS
 from mp_agent.records.health import RouterBalance
 from mp_agent.records.merged import StepTransition
@@ -33,11 +33,11 @@ def dropped(values: Columns) -> float | None:
 
 
 def _of_run(column: str) -> Callable[[RunView], Reading]:
-    return lambda run: run.families.get(ROUTERS.name, {}).get(column)
+    return lambda run: run.latest.families.get(ROUTERS.name, {}).get(column)
 
 
 def _of_worst(read: Callable[[RouterBalance], Reading]) -> Callable[[RunView], Reading]:
-    return lambda run: None if run.health.routers is None else read(run.health.routers)
+    return lambda run: None if run.routers is None else read(run.routers)
 
 
 def _counted(column: str) -> Callable[[StepTransition], float]:
@@ -96,7 +96,7 @@ ROUTER_METRICS = (
         help="Share of the choices of an expert by a token that were dropped, since the expert's "
         "capacity was full; of all routers that show it (DeepSpeed, Switch Transformers), absent "
         "without any.",
-        read=lambda run: dropped(run.families.get(ROUTERS.name, {})),
+        read=lambda run: dropped(run.latest.families.get(ROUTERS.name, {})),
     ),
     counter(
         "mp_agent.router.tokens",
@@ -121,45 +121,40 @@ def _of_layer(quantity: Quantity) -> Callable[[LayerView], Reading]:
 
 
 ROUTER_LAYER_METRICS = (
-    gauge(
+    layer_gauge(
         "mp_agent.layer.router.load.max",
         "{factor}",
-        scope=Scope.LAYER,
         family=ROUTERS.name,
         help="Tokens that the most loaded expert of the layer is chosen for, divided by the mean "
         "over its experts (1 is even), before any is dropped; on the rank where it is largest.",
         read=_of_layer(lambda values: values.get("load_max")),
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.router.entropy",
         "1",
-        scope=Scope.LAYER,
         family=ROUTERS.name,
         help="Mean entropy of softmax over a token's router logits, divided by the logarithm of "
         "the number of experts: 1 is undecided, 0 a single expert.",
         read=_of_layer(entropy),
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.router.unused_experts",
         "1",
-        scope=Scope.LAYER,
         family=ROUTERS.name,
         help="Share of the layer's experts that no token of a rank's micro-batch was routed to, on "
         "average over the ranks.",
         read=_of_layer(unused_experts),
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.router.logit.abs_max",
         "{logit}",
-        scope=Scope.LAYER,
         family=ROUTERS.name,
         help="Largest magnitude of a finite router logit of the layer.",
         read=_of_layer(lambda values: values.get("logit_abs_max")),
     ),
-    gauge(
+    layer_gauge(
         "mp_agent.layer.router.dropped",
         "1",
-        scope=Scope.LAYER,
         family=ROUTERS.name,
         help="Share of the choices of an expert by a token that were dropped, since the expert's "
         "capacity was full; absent where the router shows none.",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mp_agent.catalog.metric import Reading, Scope, counter, gauge, histogram, info
+from mp_agent.catalog.metric import Reading, counter, gauge, histogram, info, rank_counter
 from mp_agent.records.merged import StepTransition
 from mp_agent.records.steps import EndReason
 from mp_agent.records.views import RunView
@@ -37,6 +37,11 @@ def _end_info(run: RunView) -> Reading:
     if run.end_reason is EndReason.RUNNING:
         return None
     return {(run.end_reason.name.lower(),): 1.0}
+
+
+def _missing_ranks(run: RunView) -> Reading:
+    missing = () if run.latest.step is None else run.latest.step.missing_ranks
+    return {(str(rank),): 1.0 for rank in missing}
 
 
 def _steps_made(change: StepTransition) -> Reading:
@@ -102,13 +107,13 @@ STEP = gauge(
     "{step}",
     help="Last step that all covered ranks completed, as numbered by the trainer if it "
     "reports a number.",
-    read=lambda run: None if run.last is None else float(run.last.step),
+    read=lambda run: None if run.latest.step is None else float(run.latest.step.step),
 )
 ATTEMPT_STEP = gauge(
     "mp_agent.attempt.step",
     "{step}",
     help="Last step that all covered ranks completed, counted from 1 in each attempt.",
-    read=lambda run: None if run.last is None else float(run.last.sequence),
+    read=lambda run: None if run.latest.step is None else float(run.latest.step.sequence),
 )
 STEPS = counter(
     "mp_agent.steps",
@@ -122,7 +127,7 @@ LOSS = gauge(
     "{loss}",
     help="Loss of a step: the sum over its backward passes, averaged over ranks; the last "
     "finite one.",
-    read=lambda run: run.loss,
+    read=lambda run: run.latest.loss,
 )
 LOSS_NONFINITE_STEPS = counter(
     "mp_agent.loss.nonfinite.steps",
@@ -134,13 +139,13 @@ COVERAGE = gauge(
     "mp_agent.coverage",
     "1",
     help="Share of the run's ranks that the merged metrics cover.",
-    read=lambda run: run.coverage,
+    read=lambda run: 1.0 if run.latest.step is None else run.latest.step.coverage,
 )
 MISSING_RANK = info(
     "mp_agent.missing_rank.info",
     labels=("rank",),
     help="A rank that the merged metrics do not cover.",
-    read=lambda run: {(str(rank),): 1.0 for rank in run.missing_ranks},
+    read=_missing_ranks,
 )
 FIRST_NONFINITE = info(
     "mp_agent.first_nonfinite.info",
@@ -181,20 +186,24 @@ RUN_METRICS = (
         "{step}",
         help="Gradients are measured on every so many steps: more than 1 to stay within "
         "overhead_budget.",
-        read=lambda run: None if run.last is None else run.last.get("measuring_interval_steps"),
+        read=lambda run: (
+            None if run.latest.step is None else run.latest.step.get("measuring_interval_steps")
+        ),
     ),
     gauge(
         "mp_agent.layers.interval",
         "{step}",
         help="Layers are measured on every so many steps: more than layer_interval to stay within "
         "overhead_budget.",
-        read=lambda run: None if run.last is None else run.last.get("layer_interval_steps"),
+        read=lambda run: (
+            None if run.latest.step is None else run.latest.step.get("layer_interval_steps")
+        ),
     ),
     gauge(
         "mp_agent.last_step.timestamp",
         "s",
         help="Unix time at which the last step was complete on all covered ranks.",
-        read=lambda run: None if run.last is None else run.last.time_unix_seconds,
+        read=lambda run: None if run.latest.step is None else run.latest.step.time_unix_seconds,
     ),
     histogram(
         "mp_agent.step.duration",
@@ -212,14 +221,16 @@ RUN_METRICS = (
         help="First step from which on every loss, or all gradients that were measured, were NaN "
         "or Inf. Absent while they are finite. The gauges of loss, norm and layers keep their last "
         "finite values meanwhile.",
-        read=lambda run: {(name,): float(step) for name, step in run.nonfinite_since.items()},
+        read=lambda run: {
+            (name,): float(step) for name, step in run.latest.nonfinite_since.items()
+        },
     ),
     LOSS_NONFINITE_STEPS,
     gauge(
         "mp_agent.learning_rate",
         "{rate}",
         help="Learning rate of the optimizer's first parameter group.",
-        read=lambda run: run.learning_rate,
+        read=lambda run: run.latest.learning_rate,
     ),
     counter(
         "mp_agent.tokens",
@@ -343,10 +354,9 @@ STEP_PART_METRICS = (
 )
 
 RANK_STEP_PART_METRICS = (
-    counter(
+    rank_counter(
         "mp_agent.rank.step.part",
         "s",
-        scope=Scope.RANK,
         labels=("part",),
         help="Time of the parts of the rank's steps, which add up to its steps: "
         f"{_MEANING} A rank that waits for another one in a collective spends that time in the "

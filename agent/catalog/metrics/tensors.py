@@ -73,7 +73,7 @@ def worst_slice(row: Row) -> int | None:
 
 def _gauge(name: str, unit: str, text: str, read: Callable[[Row], float | None]) -> Metric:
     def read_run(run: RunView) -> Reading:
-        return {(tensor,): read(row) for tensor, row in run.tensors.items()}
+        return {(tensor,): read(row) for tensor, row in run.tensors.columns.items()}
 
     return gauge(
         f"mp_agent.tensor.{name}",
@@ -85,15 +85,13 @@ def _gauge(name: str, unit: str, text: str, read: Callable[[Row], float | None])
 
 
 def _most_imbalanced(run: RunView) -> Reading:
-    found = {name: ratio for name, row in run.tensors.items() if (ratio := slice_imbalance(row))}
+    found = {
+        name: ratio for name, row in run.tensors.columns.items() if (ratio := slice_imbalance(row))
+    }
     if not found:
         return None
     tensor = max(found, key=found.__getitem__)
-    return {(tensor, str(worst_slice(run.tensors[tensor]))): 1.0}
-
-
-def _names(run: RunView) -> Reading:
-    return float(run.tensor_names) if run.tensor_names else None
+    return {(tensor, str(worst_slice(run.tensors.columns[tensor]))): 1.0}
 
 
 TENSOR_SWALLOWED = _gauge(
@@ -187,7 +185,7 @@ TENSOR_METRICS = (
         "mp_agent.tensors.watched",
         "{tensor}",
         help="Names of watched tensors that were measured; the first 64 have series.",
-        read=_names,
+        read=lambda run: float(run.tensors.names) if run.tensors.names else None,
     ),
     counter(
         "mp_agent.tensor.unmeasured.calls",

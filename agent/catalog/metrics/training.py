@@ -8,28 +8,6 @@ not skipped, and of at least half as many ranks as before.
 from mp_agent.catalog.guard import DRY_RUN, Action
 from mp_agent.catalog.metric import Reading, counter, gauge
 from mp_agent.records.merged import StepTransition
-from mp_agent.records.views import RunView
-
-
-def _median(run: RunView) -> Reading:
-    return None if run.health.loss is None else run.health.loss.median
-
-
-def _deviation(run: RunView) -> Reading:
-    return None if run.health.loss is None else run.health.loss.deviation
-
-
-def _spike_bound(run: RunView) -> Reading:
-    return None if run.health.loss is None else run.health.loss.spike_bound
-
-
-def _best(run: RunView) -> Reading:
-    return None if run.health.loss_standing is None else run.health.loss_standing.best
-
-
-def _lost_steps(run: RunView) -> Reading:
-    standing = run.health.loss_standing
-    return None if standing is None else float(standing.lost_steps)
 
 
 def _unskipped(change: StepTransition) -> Reading:
@@ -44,7 +22,7 @@ LOSS_MEDIAN = gauge(
     "mp_agent.loss.median",
     "{loss}",
     help="Median of the last 256 losses; absent before the 64th.",
-    read=_median,
+    read=lambda run: run.loss.median,
 )
 LOSS_SPIKE_STEPS = counter(
     "mp_agent.loss.spike.steps",
@@ -65,14 +43,14 @@ LOSS_TREND = gauge(
     help="Difference between the median of the last 512 losses and that of the 512 before, "
     "in median absolute deviations of the latter (of medians of 16 losses); negative while "
     "the loss falls.",
-    read=lambda run: run.health.loss_trend,
+    read=lambda run: run.loss.trend,
 )
 LOSS_RISING_STEPS = gauge(
     "mp_agent.loss.rising.steps",
     "{step}",
     thresholds=("loss_trend_deviations", "loss_deviation_floor"),
     help="Consecutive losses for which mp_agent_loss_trend was above loss_trend_deviations.",
-    read=lambda run: float(run.health.loss_rising_steps),
+    read=lambda run: float(run.loss.rising_steps),
 )
 LOSS_LOST_STEPS = gauge(
     "mp_agent.loss.lost.steps",
@@ -81,7 +59,7 @@ LOSS_LOST_STEPS = gauge(
     help="Losses since the run lost what it had learned, after an explosion, by climbing to "
     "loss_growth times its best level or by rising slowly to its initial level; 0 before that, "
     "and after a recovery.",
-    read=_lost_steps,
+    read=lambda run: None if run.loss.lost_steps is None else float(run.loss.lost_steps),
 )
 LOSS_NONFINITE_UNSKIPPED = counter(
     "mp_agent.loss.nonfinite.unskipped.steps",
@@ -103,14 +81,14 @@ LOSS_METRICS = (
         "mp_agent.loss.deviation",
         "{loss}",
         help="Median absolute deviation of the last 256 losses from their median.",
-        read=_deviation,
+        read=lambda run: run.loss.deviation,
     ),
     gauge(
         "mp_agent.loss.spike.bound",
         "{loss}",
         help="Loss above which a step counts as unusual: the median plus a number of "
         "deviations, which is larger for noisy losses.",
-        read=_spike_bound,
+        read=lambda run: run.loss.spike_bound,
     ),
     LOSS_SPIKE_STEPS,
     LOSS_TREND,
@@ -119,7 +97,7 @@ LOSS_METRICS = (
         "mp_agent.loss.best",
         "{loss}",
         help="Lowest median of 64 losses so far; it does not follow a rising loss.",
-        read=_best,
+        read=lambda run: run.loss.best,
     ),
     LOSS_LOST_STEPS,
     LOSS_NONFINITE_UNSKIPPED,
@@ -149,20 +127,20 @@ LOSS_SCALE = gauge(
     "mp_agent.loss_scale",
     "{scale}",
     help="GradScaler's loss scale during the last step.",
-    read=lambda run: run.loss_scale,
+    read=lambda run: run.loss_scale.last,
 )
 LOSS_SCALE_INITIAL = gauge(
     "mp_agent.loss_scale.initial",
     "{scale}",
     help="Loss scale of the first observed step.",
-    read=lambda run: run.loss_scale_initial,
+    read=lambda run: run.loss_scale.initial,
 )
 LOSS_SCALE_CALIBRATED = gauge(
     "mp_agent.loss_scale.calibrated",
     "{scale}",
     thresholds=("calibration_steps",),
     help="Loss scale at the end of this attempt's calibration; absent in its first 500 steps.",
-    read=lambda run: run.loss_scale_calibrated,
+    read=lambda run: run.loss_scale.calibrated,
 )
 LOSS_SCALE_INCREASES = counter(
     "mp_agent.loss_scale.increases",
@@ -181,7 +159,7 @@ LOSS_SCALE_CONSECUTIVE_DECREASES = gauge(
     "{change}",
     help="Downward changes of the loss scale since its last upward change.",
     read=lambda run: (
-        None if run.loss_scale is None else float(run.loss_scale_consecutive_decreases)
+        None if run.loss_scale.last is None else float(run.loss_scale.consecutive_decreases)
     ),
 )
 LOSS_SCALE_FLOOR_STALLS = counter(
@@ -218,10 +196,6 @@ LOSS_SCALE_METRICS = (
 )
 
 
-def _untrained(run: RunView) -> Reading:
-    return {(reason,): float(steps) for reason, steps in run.health.untrained.items()}
-
-
 def _repeated_nonfinite_gradients(change: StepTransition) -> Reading:
     """Leave out those on which the weights were updated: `nonfinite.updates` counts them."""
     repeated = change.nonfinite_gradient_steps >= change.thresholds["nonfinite_gradients"]
@@ -236,7 +210,7 @@ UNTRAINED_STEPS = gauge(
     "0`, `no gradients`, `learning rate 0`, `loss 0 with non-finite gradients`, `loss 0` "
     "(after losses above 0 from the first on), `constant loss` (within 0.01 %), `constant loss "
     "and gradient norm`. Absent where a falling loss shows otherwise.",
-    read=_untrained,
+    read=lambda run: {(reason,): float(steps) for reason, steps in run.learning.untrained.items()},
 )
 GRAD_NONFINITE_REPEATED = counter(
     "mp_agent.grad.nonfinite.repeated.steps",

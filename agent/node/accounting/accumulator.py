@@ -12,10 +12,9 @@ from mp_agent.catalog.metrics import METRICS
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
 from mp_agent.node.merge.run_layers import MergedLayers
-from mp_agent.records.health import Health, Laggard
-from mp_agent.records.merged import MergedStep, StepTransition
+from mp_agent.records.merged import MergedStep
 from mp_agent.records.tensor_collections import TensorCollection
-from mp_agent.records.views import LayerView
+from mp_agent.records.views import LayerView, RunView
 
 log = logging.getLogger("mp_agent.node")
 
@@ -188,10 +187,7 @@ class Accumulator:
         previous, context = self.progress.last, self._context
         for observe in self._observe:
             observe(step, context)
-        found: dict[str, Any] = {}
-        for transition in self._transitions:
-            found.update(transition())
-        change = StepTransition(step=step, previous=previous, thresholds=self._thresholds, **found)
+        change = self.progress.transition(step, previous, self._thresholds)
         self.counters.count(Scope.RUN, (), change)
 
     def fold_rank(self, rank: int, values: Mapping[str, float]) -> None:
@@ -243,43 +239,15 @@ class Accumulator:
         self._follow(self.progress.next_attempt())
         self.layers = {}
 
-    def view(self, time_unix_seconds: float, laggards: tuple[Laggard, ...] = ()) -> dict[str, Any]:
-        """Return the fields of a `RunView` that the trackers know.
-
-        laggards: from `stragglers.laggards`.
-        """
-        context = self._context
-        found = _united(own.view(context, time_unix_seconds) for own in self._trackers)
-        return {**found, "health": self.health(laggards)}
-
-    def view_of_step(self) -> dict[str, Any]:
-        """Return those of the fields that conditions follow on every step."""
-        context = self._context
-        return _united(own.view(context, 0.0) for own in self._trackers if own.every_step)
-
-    def health(self, laggards: tuple[Laggard, ...] = ()) -> Health:
-        """Return the run's health by its own history; laggards: from `stragglers.laggards`."""
-        context = self._context
-        found = _united(tracker.health(context) for tracker in self._trackers)
-        return Health(laggards=laggards, **found)
+    def view(self, run: RunView, time_unix_seconds: float) -> RunView:
+        """Return the run with what the trackers know of it after the last step."""
+        return self.progress.view(run, self._context, time_unix_seconds)
 
     def _follow(self, progress: Progress) -> None:
         self.progress = progress
         self._trackers = tuple(progress.trackers)
-        # Most trackers leave most methods out; calling those for each step would take a while.
+        # Calling for each step what trackers leave out would take a while.
         self._observe = tuple(
             one.observe for one in self._trackers if type(one).observe is not Tracker.observe
         )
-        self._transitions = tuple(
-            one.transition
-            for one in self._trackers
-            if type(one).transition is not Tracker.transition
-        )
         self._context = AccountContext(self._thresholds, self._window_seconds, progress)
-
-
-def _united(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    united: dict[str, Any] = {}
-    for own in found:
-        united.update(own)
-    return united

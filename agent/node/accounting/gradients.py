@@ -13,20 +13,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import exp, inf, log, sqrt
-from typing import Any
 
 from mp_agent.catalog.metrics.optimizer import moment_rms
 from mp_agent.node.accounting.layer_health import NAMED_AT_MOST, may_be_idle
 from mp_agent.node.accounting.learning import NO_GRADIENTS
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
-from mp_agent.node.accounting.windows import median
+from mp_agent.node.accounting.windows import MAIN, median
 from mp_agent.records.columns import GRADIENTS, OPTIMIZER
 from mp_agent.records.health import LayersWithoutGradient, NormStanding, StaleMoments
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.views import LayerView
 
-MAIN = ""
-"""Key of the gradients of the main optimizer, or of the whole model."""
 WINDOW_STEPS = 128
 """Number of norms whose median is the usual norm."""
 FIRST_STEPS = 3
@@ -151,17 +148,11 @@ class NormTracker(Tracker):
         risen_steps = context.progress.losses.reference.risen_steps
         self.fold(step, context.thresholds, loss_risen=risen_steps > 0)
 
-    def transition(self) -> Mapping[str, Any]:
-        """Return the norms that exploded on the last step."""
-        return {"exploded": self.exploded}
-
-    def health(self, context: AccountContext) -> Mapping[str, Any]:
+    def view(self) -> dict[str, NormStanding]:
         """Return what is usual of each optimizer's norm."""
         return {
-            "norms": {
-                name: NormStanding(usual=own.usual, peak=own.peak, below=own.below)
-                for name, own in self.histories.items()
-            }
+            name: NormStanding(usual=own.usual, peak=own.peak, below=own.below)
+            for name, own in self.histories.items()
         }
 
     def fold(self, step: MergedStep, thresholds: Mapping[str, float], *, loss_risen: bool) -> None:
@@ -209,9 +200,6 @@ class SecondMoments(Tracker):
     """Samples in a row, by layer, the largest root first."""
     rms_max: float | None = None
 
-    def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Do nothing: only layers are looked at."""
-
     def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
         """Add the layers of a sampled step; those that do not count leave all as it was."""
         if sample.layers.family.name != OPTIMIZER.name:
@@ -224,16 +212,15 @@ class SecondMoments(Tracker):
         high = sorted((name for name in roots if roots[name] > limit), key=lambda n: -roots[n])
         self.above = {name: self.above.get(name, 0) + 1 for name in high}
 
-    def health(self, context: AccountContext) -> Mapping[str, Any]:
+    def view(self, context: AccountContext) -> StaleMoments | None:
         """Return which layers are stale; None before any was sampled."""
         if self.rms_max is None:
-            return {"moments": None}
+            return None
         samples = context.thresholds["moment_rms_samples"]
         stale = [name for name, count in self.above.items() if count >= samples]
-        found = StaleMoments(
+        return StaleMoments(
             rms_max=self.rms_max, stale=len(stale), stale_names=tuple(stale[:NAMED_AT_MOST])
         )
-        return {"moments": found}
 
 
 def _root(layer: LayerView) -> float | None:
@@ -280,16 +267,15 @@ class WithoutGradient(Tracker):
         self.layers, self.missing = len(trained), len(missing)
         self.names = missing[:NAMED_AT_MOST]
 
-    def health(self, context: AccountContext) -> Mapping[str, Any]:
+    def view(self, context: AccountContext) -> LayersWithoutGradient | None:
         """Return those layers; None before there were enough steps and samples."""
-        enough = self.steps >= context.thresholds["untrained_steps"]
-        found = None
-        if enough and context.progress.learning.untrained.get(NO_GRADIENTS, 0) >= self.steps:
-            found = LayersWithoutGradient(share=1.0)
-        elif enough and self.samples >= _SAMPLES_AT_LEAST and self.layers:
-            share = self.missing / self.layers
-            found = LayersWithoutGradient(share=share, names=tuple(self.names))
-        return {"without_gradient": found}
+        if self.steps < context.thresholds["untrained_steps"]:
+            return None
+        if context.progress.learning.untrained.get(NO_GRADIENTS, 0) >= self.steps:
+            return LayersWithoutGradient(share=1.0)
+        if self.samples < _SAMPLES_AT_LEAST or not self.layers:
+            return None
+        return LayersWithoutGradient(share=self.missing / self.layers, names=tuple(self.names))
 
 
 def _trained(sample: LayerObservation) -> Iterator[LayerView]:

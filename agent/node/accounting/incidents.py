@@ -1,9 +1,8 @@
 """The first values that were not finite: where, on which rank, in which step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
-from typing import Any
 
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
 from mp_agent.records.columns import ACTIVATIONS, GRADIENTS
@@ -33,10 +32,6 @@ class NonfiniteOutputTracker(Tracker):
             self.first = FirstNonfiniteOutput(step=sample.step, layer=layer)
         self.going_on = bool(layer)
 
-    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
-        """Return what was found last."""
-        return {"first_nonfinite_output": self.first}
-
 
 @dataclass(slots=True, kw_only=True)
 class NonfiniteGradientTracker(Tracker):
@@ -59,10 +54,6 @@ class NonfiniteGradientTracker(Tracker):
         if found is not None and not self.going_on:
             self.first = found
         self.going_on = found is not None
-
-    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
-        """Return what was found last."""
-        return {"first_nonfinite_gradient": self.first}
 
 
 def first_nonfinite_layer(views: Sequence[LayerView]) -> str:
@@ -128,14 +119,6 @@ class IncidentTracker(Tracker):
             return
         if nearest_output := sample.layers.nonfinite_nearest_output():
             self.set_layer(sample.sequence, nearest_output)
-
-    def transition(self) -> Mapping[str, Any]:
-        """Return for how many steps in a row a non-finite loss was skipped."""
-        return {"nonfinite_loss_skips": self.suspect_steps}
-
-    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
-        """Return where the incident began."""
-        return {"first_nonfinite": self.first}
 
     def fold(self, step: MergedStep) -> None:
         """Add a closed step."""

@@ -18,7 +18,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
-from typing import Any
 
 from mp_agent.catalog.metrics.routers import entropy, unused_experts
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
@@ -33,7 +32,7 @@ from mp_agent.records.columns import (
     TENSORS,
     ColumnFamily,
 )
-from mp_agent.records.health import Fp8Scaling, LogitGrowth, RouterBalance
+from mp_agent.records.health import Fp8Scaling, LogitGrowth, RouterBalance, WatchedTensors
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.tensor_collections import TensorCollection, members_of
 from mp_agent.records.views import CollectionView, LayerView
@@ -54,9 +53,6 @@ class Fp8ScaleTracker(Tracker):
     """Samples in a row, by name, the smallest range first."""
     sampled: bool = False
 
-    def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Do nothing: only layers are looked at."""
-
     def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
         """Add the layers of a sampled step; those that do not count leave all as it was."""
         if sample.layers.family.name != FP8.name:
@@ -75,19 +71,18 @@ class Fp8ScaleTracker(Tracker):
         self.saturated = {name: self.saturated.get(name, 0) + 1 for _, name in beyond}
         self.unused = {name: self.unused.get(name, 0) + 1 for _, name in below}
 
-    def health(self, context: AccountContext) -> Mapping[str, Any]:
+    def view(self, context: AccountContext) -> Fp8Scaling | None:
         """Return which layers are misscaled; None before any was sampled."""
         if not self.sampled:
-            return {"fp8": None}
+            return None
         samples = context.thresholds["fp8_scaling_samples"]
         saturated = [name for name, count in self.saturated.items() if count >= samples]
         unused = [name for name, count in self.unused.items() if count >= samples]
-        found = Fp8Scaling(
+        return Fp8Scaling(
             misscaled=len({*saturated, *unused}),
             saturated_names=tuple(saturated[:NAMED_AT_MOST]),
             unused_names=tuple(unused[:NAMED_AT_MOST]),
         )
-        return {"fp8": found}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,9 +94,6 @@ class RouterTracker(Tracker):
     entropy_min: float | None = None
     unused_max: float | None = None
     sampled: bool = False
-
-    def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Do nothing: only layers are looked at."""
 
     def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
         """Add the routers of a sampled step; those that do not count leave all as it was."""
@@ -125,19 +117,18 @@ class RouterTracker(Tracker):
         uneven.sort(key=lambda one: -one.load)
         self.beyond = {one.name: self.beyond.get(one.name, 0) + 1 for one in uneven}
 
-    def health(self, context: AccountContext) -> Mapping[str, Any]:
+    def view(self, context: AccountContext) -> RouterBalance | None:
         """Return which routers have collapsed; None before any was sampled."""
         if not self.sampled:
-            return {"routers": None}
+            return None
         samples = context.thresholds["router_collapse_samples"]
         collapsed = [name for name, count in self.beyond.items() if count >= samples]
-        found = RouterBalance(
+        return RouterBalance(
             entropy_min=self.entropy_min,
             unused_max=self.unused_max,
             collapsed=len(collapsed),
             collapsed_names=tuple(collapsed[:NAMED_AT_MOST]),
         )
-        return {"routers": found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +166,6 @@ class CollectionTracker(Tracker):
             view = self.views[collection.name] = _after(known, collection, sample)
             if not view.layers and (known is None or known.layers):
                 log.warning("mp_agent does not measure this: %s", feature_of(collection.name))
-
-    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
-        """Return them by name."""
-        return {"collections": self.views}
 
     @property
     def unmatched(self) -> tuple[str, ...]:
@@ -242,9 +229,9 @@ class TensorTracker(Tracker):
             for view in sample.views:
                 self._add(view)
 
-    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
+    def view(self) -> WatchedTensors:
         """Return the columns by name, and how many names there are."""
-        return {"tensors": dict(self.rows), "tensor_names": len(self.rows) + len(self.beyond)}
+        return WatchedTensors(columns=dict(self.rows), names=len(self.rows) + len(self.beyond))
 
     def _add(self, view: LayerView) -> None:
         if not view.values.get("elements"):
@@ -319,18 +306,17 @@ class LogitTracker(Tracker):
         found = [(-view.values.get("logit_max", -LARGEST), view.name) for view in sample.views]
         self.high = tuple(name for logit, name in sorted(found) if -logit > limit)[:NAMED_AT_MOST]
 
-    def health(self, context: AccountContext) -> Mapping[str, Any]:
+    def view(self) -> LogitGrowth | None:
         """Return the growth of both; None before any was sampled."""
         if not self.attention.samples and not self.logsumexp.samples:
-            return {"logits": None}
+            return None
         recent = self.logsumexp.recent
-        found = LogitGrowth(
+        return LogitGrowth(
             attention_growth=self.attention.growth,
             logsumexp_size=recent[-1] if recent else None,
             logsumexp_growth=self.logsumexp.growth,
             high_names=self.high,
         )
-        return {"logits": found}
 
 
 def _size(row: Mapping[str, float]) -> float | None:

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
 
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
 from mp_agent.records.columns import FAMILIES, GRADIENTS, ColumnFamily
+from mp_agent.records.health import LatestValues
 from mp_agent.records.merged import MergedStep, OptimizerStep
 from mp_agent.records.views import DivergenceView, OptimizerView
 
@@ -17,8 +17,6 @@ class LatestStep(Tracker):
     What is not measured on every step keeps its last value: gauges do not vanish between samples.
     Of which step a value is, and whether there were only NaN and Inf since, is kept with it.
     """
-
-    every_step: ClassVar[bool] = True
 
     last: MergedStep | None = None
     judged: MergedStep | None = None
@@ -58,20 +56,18 @@ class LatestStep(Tracker):
         if any(view.judged for view in sample.views):
             self._note_sample(sample.layers.family, sample.step)
 
-    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
-        """Return the values as they are."""
-        return {
-            "last": self.last,
-            "judged": self.judged,
-            "families": dict(self.families),
-            "sampled_steps": self.sampled_steps,
-            "loss": None if context.progress.misreadings.scaled else self.loss,
-            "learning_rate": self.learning_rate,
-            "value_steps": dict(self.value_steps),
-            "nonfinite_since": dict(self.nonfinite_since),
-            "coverage": self.last.coverage if self.last else 1.0,
-            "missing_ranks": self.last.missing_ranks if self.last else (),
-        }
+    def view(self, context: AccountContext) -> LatestValues:
+        """Return the values as they are, without a loss that is not the script's."""
+        return LatestValues(
+            step=self.last,
+            judged=self.judged,
+            families=dict(self.families),
+            sampled_steps=self.sampled_steps,
+            loss=None if context.progress.misreadings.scaled else self.loss,
+            learning_rate=self.learning_rate,
+            value_steps=dict(self.value_steps),
+            nonfinite_since=dict(self.nonfinite_since),
+        )
 
     def _add(self, family: ColumnFamily, step: MergedStep) -> None:
         own = step.families[family.name]
@@ -99,6 +95,7 @@ class OptimizerTracker(Tracker):
     """The optimizers, where there are several; each keeps its last step whose norms count."""
 
     views: dict[str, OptimizerView] = field(default_factory=dict)
+    """By name."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add a closed step; optimizers that no rank holds any more are dropped."""
@@ -109,16 +106,13 @@ class OptimizerTracker(Tracker):
             views[name] = OptimizerView(last=own, judged=judged)
         self.views = views
 
-    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
-        """Return them by name."""
-        return {"optimizers": self.views}
-
 
 @dataclass(slots=True, kw_only=True)
 class ReplicaTracker(Tracker):
     """The last comparison of replicas, of each kind."""
 
     views: dict[str, DivergenceView] = field(default_factory=dict)
+    """By kind."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add a closed step."""
@@ -134,10 +128,6 @@ class ReplicaTracker(Tracker):
             for kind, own in step.replicas.items()
         }
         self.views = {**self.views, **found}
-
-    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
-        """Return them by kind."""
-        return {"replicas": self.views}
 
 
 def _with_last_sample(own: OptimizerStep, before: OptimizerStep | None) -> OptimizerStep:

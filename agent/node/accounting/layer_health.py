@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import median_low
-from typing import Any
 
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
 from mp_agent.node.accounting.windows import median
@@ -165,9 +164,9 @@ class LayerHealth(Tracker):
         elif sample.layers.family is DISTRIBUTION:
             self.fold_flushed(sample.views, context.thresholds)
 
-    def health(self, context: AccountContext) -> Mapping[str, Any]:
+    def view(self, context: AccountContext) -> TroubledLayers | None:
         """Return the layers in trouble; None before any layer was sampled."""
-        return {"layers": self.troubled(context.thresholds) if self.memory.names else None}
+        return self.troubled(context.thresholds) if self.memory.names else None
 
     def next_attempt(self) -> "LayerHealth":
         """Reset the consecutive samples; what is usual for a layer outlives a restart."""

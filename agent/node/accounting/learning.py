@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
-from typing import Any
 
 from mp_agent.node.accounting.loss_reference import LossReference
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
+from mp_agent.records.health import Learning
 from mp_agent.records.merged import MergedStep
 
 ZERO_LOSS = "loss 0 with non-finite gradients"
@@ -84,15 +84,7 @@ class LearningTracker(Tracker):
         self.fold(step, context.thresholds)
         self._follow_level(context.progress.losses.reference)
 
-    def transition(self) -> Mapping[str, Any]:
-        """Return what the last step showed."""
-        return {
-            "nonfinite_gradient_steps": self.nonfinite_steps,
-            "rate_jumped": self.rate_jumped,
-            "rate_jump_step": self.rate_jump_step,
-        }
-
-    def health(self, context: AccountContext) -> Mapping[str, Any]:
+    def view(self) -> Learning:
         """Return for how many steps in a row nothing can have been learned."""
         untrained = {
             reason: steps
@@ -101,7 +93,7 @@ class LearningTracker(Tracker):
         }
         if untrained.get(CONSTANT_NORM) == untrained.get(CONSTANT_LOSS):
             untrained.pop(CONSTANT_LOSS, None)
-        return {"untrained": untrained, "scaled_clip_steps": self.scaled_clip_steps}
+        return Learning(untrained=untrained, scaled_clip_steps=self.scaled_clip_steps)
 
     def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
         """Add a closed step."""

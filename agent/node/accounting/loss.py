@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from math import sqrt
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -21,7 +21,7 @@ from mp_agent.node.accounting.windows import (
     median,
     median_of_sorted,
 )
-from mp_agent.records.health import LossLevel
+from mp_agent.records.health import LossHistory
 from mp_agent.records.merged import MergedStep
 
 WINDOW_STEPS = 256
@@ -45,6 +45,17 @@ NOISY_SHARE = 0.01
 """Share of losses above the bound from which on the losses count as noisy."""
 TREND_BLOCKS = 32
 """Blocks in each of the two windows that the trend compares: 512 steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossLevel:
+    """The usual loss. `deviation` is the median absolute one; a loss above the bound is unusual."""
+
+    median: float
+    deviation: float
+    spike_bound: float
+    noisy: bool = False
+    """Whether losses far above the usual one are frequent."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,21 +128,26 @@ class LossTracker(Tracker):
         self._fold_restart(learning.restarted_steps, context.thresholds)
         self.explained = learning.restarted
 
-    def transition(self) -> Mapping[str, Any]:
-        """Return whether the last step belongs to a spike that nothing explains (any more)."""
+    @property
+    def unexplained(self) -> bool:
+        """Whether the last step belongs to a spike that nothing explains (any more)."""
         overdue = 0 < self.overdue_steps <= WINDOW_STEPS
-        return {"loss_spiking": not self.explained and (self.spiking or overdue)}
+        return not self.explained and (self.spiking or overdue)
 
-    def health(self, context: AccountContext) -> Mapping[str, Any]:
+    def view(self, context: AccountContext) -> LossHistory:
         """Return the usual loss, its trend, and the best level; nothing of a misread loss."""
         if context.progress.misreadings.scaled:
-            return {}
-        return {
-            "loss": self.level(context.thresholds),
-            "loss_trend": self.trend_deviations,
-            "loss_rising_steps": self.rising_steps,
-            "loss_standing": self.reference.standing,
-        }
+            return LossHistory()
+        best, level = self.reference.best, self.level(context.thresholds)
+        return LossHistory(
+            median=None if level is None else level.median,
+            deviation=None if level is None else level.deviation,
+            spike_bound=None if level is None else level.spike_bound,
+            trend=self.trend_deviations,
+            rising_steps=self.rising_steps,
+            best=best,
+            lost_steps=None if best is None else self.reference.lost_steps,
+        )
 
     def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
         """Add a closed step; it is judged by the window before it."""

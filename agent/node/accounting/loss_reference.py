@@ -7,8 +7,6 @@ the loss settles on a new level without any sign of damage, as after a change of
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mp_agent.records.health import LossStanding
-
 NEAR_STEPS = 512
 """Maximal number of losses between a disturbance (an explosion, non-finite gradients, a jump of the
 learning rate) and a rise of the loss that it may have caused."""
@@ -85,13 +83,7 @@ class LossReference:
     restart_steps: int | None = None
     """Losses since the learning rate schedule restarted; None without a restart."""
     lost_steps: int = 0
-
-    @property
-    def standing(self) -> LossStanding | None:
-        """The best level and the losses since it was lost; None before there is a level."""
-        if self.best is None:
-            return None
-        return LossStanding(best=self.best, lost_steps=self.lost_steps)
+    """Losses since the run has lost what it had learned; 0 while it has not."""
 
     def disturb(self, *, severe: bool) -> None:
         """Note a disturbance that may set the run back.

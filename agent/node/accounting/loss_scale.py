@@ -10,19 +10,17 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import frexp
-from typing import Any, ClassVar
 
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.node.accounting.windows import median
 from mp_agent.records.columns import GRADIENT_FACTOR, LOSS_FACTOR
+from mp_agent.records.health import LossScaleHistory
 from mp_agent.records.merged import MergedStep
 
 
 @dataclass(slots=True, kw_only=True)
 class LossScaleTracker(Tracker):
     """Tracks the loss scale step by step; the initial one is that of the run's first attempt."""
-
-    every_step: ClassVar[bool] = True
 
     scale: float | None = None
     initial: float | None = None
@@ -46,14 +44,14 @@ class LossScaleTracker(Tracker):
         if self.calibrated is None and not calibrating:
             self.calibrated = scale
 
-    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
+    def view(self) -> LossScaleHistory:
         """Return the values as they are."""
-        return {
-            "loss_scale": self.scale,
-            "loss_scale_initial": self.initial,
-            "loss_scale_calibrated": self.calibrated,
-            "loss_scale_consecutive_decreases": self.consecutive_decreases,
-        }
+        return LossScaleHistory(
+            last=self.scale,
+            initial=self.initial,
+            calibrated=self.calibrated,
+            consecutive_decreases=self.consecutive_decreases,
+        )
 
     def next_attempt(self) -> "LossScaleTracker":
         """Return a tracker that knows the initial scale of the run."""
@@ -75,10 +73,6 @@ class FloorSkips(Tracker):
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add a closed step."""
         self.fold(step, context.thresholds)
-
-    def transition(self) -> Mapping[str, Any]:
-        """Return how many steps were skipped of late, if the last one was."""
-        return {"recent_floor_skips": self.recent}
 
     def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
         """Add a closed step."""

@@ -1,7 +1,7 @@
 """All that metrics remember of a run from step to step, other than counters."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 
 from mp_agent.node.accounting.gradients import NormTracker, SecondMoments, WithoutGradient
 from mp_agent.node.accounting.incidents import (
@@ -22,17 +22,18 @@ from mp_agent.node.accounting.learning import LearningTracker
 from mp_agent.node.accounting.loss import LossTracker
 from mp_agent.node.accounting.loss_scale import FloorSkips, LossScaleTracker, Misreadings
 from mp_agent.node.accounting.ranks import Pace, ReductionTracker, StragglerTracker
-from mp_agent.node.accounting.tracker import Tracker
+from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.node.accounting.windows import NormWindows
-from mp_agent.records.merged import MergedStep
+from mp_agent.records.merged import MergedStep, StepTransition
+from mp_agent.records.views import RunView
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
     """The trackers of a run, in the order in which they observe a step. Stored in the ledger.
 
-    A stateful metric is a `Tracker` and a line here; nothing else names it on its way from the
-    step to the view that the metric reads, or to the ledger and back.
+    A stateful metric is a `Tracker`, a line here, and one in `view` or `transition`; nothing else
+    names it on its way from the step to the metric, or to the ledger and back.
     """
 
     incident: IncidentTracker = field(default_factory=IncidentTracker)
@@ -69,6 +70,51 @@ class Progress:
     def last(self) -> MergedStep | None:
         """The last closed step."""
         return self.latest.last
+
+    def view(self, run: RunView, context: AccountContext, time_unix_seconds: float) -> RunView:
+        """Return the run with what gauges read of all trackers; of windows, at a time."""
+        return replace(
+            run,
+            latest=self.latest.view(context),
+            loss=self.losses.view(context),
+            loss_scale=self.loss_scale.view(),
+            learning=self.learning.view(),
+            norms=self.norms.view(),
+            norm_extremes=self.windows.view(context, time_unix_seconds),
+            optimizers=self.optimizers.views,
+            first_nonfinite=self.incident.first,
+            first_nonfinite_output=self.outputs.first,
+            first_nonfinite_gradient=self.backward.first,
+            replicas=self.replicas.views,
+            unreduced_steps=self.reduction.steps if self.reduction.unreduced else 0,
+            usual_step_seconds=self.pace.usual_seconds,
+            straggler=self.stragglers.worst,
+            layers=self.layers.view(context),
+            without_gradient=self.without_gradient.view(context),
+            moments=self.moments.view(context),
+            logits=self.logits.view(),
+            routers=self.routers.view(context),
+            fp8=self.fp8.view(context),
+            tensors=self.tensors.view(),
+            collections=self.collections.views,
+        )
+
+    def transition(
+        self, step: MergedStep, previous: MergedStep | None, thresholds: Mapping[str, float]
+    ) -> StepTransition:
+        """Return what counters count of the step that was observed last."""
+        return StepTransition(
+            step=step,
+            previous=previous,
+            thresholds=thresholds,
+            nonfinite_loss_skips=self.incident.suspect_steps,
+            recent_floor_skips=self.floor.recent,
+            loss_spiking=self.losses.unexplained,
+            exploded=self.norms.exploded,
+            nonfinite_gradient_steps=self.learning.nonfinite_steps,
+            rate_jumped=self.learning.rate_jumped,
+            rate_jump_step=self.learning.rate_jump_step,
+        )
 
     def next_attempt(self) -> "Progress":
         """Return the state with which the run's next attempt starts."""

@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import Any
 
 import numpy as np
 
@@ -104,10 +103,6 @@ class Pace(Tracker):
         """Add a closed step."""
         self.fold(step.get("step_seconds"))
 
-    def health(self, context: AccountContext) -> Mapping[str, Any]:
-        """Return the usual step time."""
-        return {"usual_step_seconds": self.usual_seconds}
-
     def fold(self, step_seconds: float | None) -> None:
         """Add a step's time, if it is known."""
         if step_seconds is not None:
@@ -142,6 +137,7 @@ class ReductionTracker(Tracker):
     longest: int = 0
     """The longest such stretch that ended in equal copies."""
     unreduced: bool = False
+    """Whether nothing but a mistake explains them."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add a closed step; of one that was skipped nothing follows."""
@@ -158,10 +154,6 @@ class ReductionTracker(Tracker):
         lost = self.steps >= (_LOST_STEPS if found.reduced else _NEVER_STEPS)
         lost &= found.contradicted
         self.unreduced = lost or self.steps >= max(limit, _PERIODS * self.longest)
-
-    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
-        """Return the number of such steps, once nothing but a mistake explains them."""
-        return {"unreduced_steps": self.steps if self.unreduced else 0}
 
     def next_attempt(self) -> "ReductionTracker":
         """Return the state of the next attempt, which averages as often."""
@@ -237,10 +229,6 @@ class StragglerTracker(Tracker):
         """Add a closed step, unless it was skipped or a rank is missing."""
         if not step.skipped and step.coverage == 1.0:
             self.fold(step.compute_seconds)
-
-    def health(self, context: AccountContext) -> Mapping[str, Any]:
-        """Return the slowest rank."""
-        return {"straggler": self.worst}
 
     def fold(self, compute_seconds: Mapping[int, float]) -> None:
         """Add a step. When ranks come or go, all blocks start over."""

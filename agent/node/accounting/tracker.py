@@ -1,12 +1,13 @@
 """What a metric remembers from step to step: the interface of its state.
 
 A tracker is a dataclass of plain data, declared as a field of `progress.Progress`. From there the
-account observes steps and layers with it, the ledger stores it, and the views of the run read it.
+account observes steps and layers with it, and the ledger stores it. What it shows of the run is its
+own `view`, which `Progress.view` puts into the `RunView`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.merged import MergedStep
@@ -44,30 +45,15 @@ class LayerObservation:
 
 
 class Tracker:
-    """State that a metric keeps from step to step. Every method but `observe` may be left out."""
+    """State that a metric keeps from step to step. Every method may be left out."""
 
     __slots__ = ()
-
-    every_step: ClassVar[bool] = False
-    """Whether conditions follow its view on every step, also between two evaluations."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add a closed step; each comes exactly once, in order."""
 
     def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
         """Add the layers of a sampled step, of one family; the step itself came before."""
-
-    def transition(self) -> Mapping[str, Any]:
-        """Return what counters need of the step observed last: fields of `StepTransition`."""
-        return {}
-
-    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
-        """Return what gauges read: fields of `RunView`."""
-        return {}
-
-    def health(self, context: AccountContext) -> Mapping[str, Any]:
-        """Return what is known of the run by its own history: fields of `Health`."""
-        return {}
 
     def next_attempt(self: T) -> T:
         """Return the state with which the run's next attempt starts."""

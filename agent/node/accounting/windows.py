@@ -1,15 +1,16 @@
 """Medians and windows over past steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import floor
 from sys import float_info
-from typing import Any
 
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.records.merged import MergedStep
 
 LARGEST = float_info.max
+MAIN = ""
+"""Key of the gradients of the main optimizer, or of the whole model."""
 _OUTER_TENTHS = 3.8
 """Distance of the outer tenths of a normal distribution, in median absolute deviations."""
 
@@ -150,19 +151,16 @@ class NormWindows(Tracker):
             if own.judged and (norm := own.grad_norm) is not None:
                 _add(self.optimizers.setdefault(name, []), norm, step, context)
 
-    def view(self, context: AccountContext, time_unix_seconds: float) -> Mapping[str, Any]:
-        """Return the largest and smallest norms over the window that ends now."""
-
-        def extremes(buckets: list[Bucket]) -> tuple[float, float] | None:
-            return ValueWindow(context.window_seconds, list(buckets)).extremes(time_unix_seconds)
-
-        largest, smallest = extremes(self.norms) or (None, None)
-        optimizers = {name: extremes(buckets) for name, buckets in self.optimizers.items()}
-        return {
-            "norm_window_max": largest,
-            "norm_window_min": smallest,
-            "optimizer_extremes": {name: own for name, own in optimizers.items() if own},
-        }
+    def view(
+        self, context: AccountContext, time_unix_seconds: float
+    ) -> dict[str, tuple[float, float]]:
+        """Return the largest and smallest norms over the window that ends now, by optimizer."""
+        found = {}
+        for name, buckets in {MAIN: self.norms, **self.optimizers}.items():
+            window = ValueWindow(context.window_seconds, list(buckets))
+            if (extremes := window.extremes(time_unix_seconds)) is not None:
+                found[name] = extremes
+        return found
 
 
 def _add(buckets: list[Bucket], norm: float, step: MergedStep, context: AccountContext) -> None:

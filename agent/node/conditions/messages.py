@@ -42,7 +42,7 @@ class Observation(NamedTuple):
     @property
     def step(self) -> int:
         """The run's last step; 0 before the first."""
-        return self.view.last.step if self.view.last else 0
+        return self.view.latest.step.step if self.view.latest.step else 0
 
 
 def described(

@@ -294,10 +294,9 @@ class ConditionTracker:
         if perf_counter() >= self._resume_seconds:
             self._judge(now_seconds, read)
         elif self._view is not None:
-            health = account.health(self._view.health.laggards)
-            view = replace(self._view, **account.view_of_step(), health=health)
+            view = account.view(self._view, time.time())
             moved = self._reader.moved(view, account.counters)
-            step = view.last.step if view.last else 0
+            step = view.latest.step.step if view.latest.step else 0
             evidence = self._reader.evidence_steps(account.counters)
             self._detector.readings.update_some(moved, now_seconds, step, evidence)
 

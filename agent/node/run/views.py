@@ -117,9 +117,9 @@ def run_view(
     time_unix_seconds: float,
 ) -> RunView:
     """Return the state of the run after its last closed step."""
-    progress, identity = account.progress, member.attempt.identity
-    return RunView(
-        identity=identity,
+    progress = account.progress
+    run = RunView(
+        identity=member.attempt.identity,
         facts={name: fact for name, fact in run_facts(member).items() if name not in _INTERNAL},
         nodes=member.node_count,
         active=member.end is EndReason.RUNNING,
@@ -127,13 +127,11 @@ def run_view(
         phase_name=member.phase_name,
         conditions=conditions.active,
         conditions_fired=conditions.fired,
-        **account.view(
-            time_unix_seconds,
-            laggards(
-                member.statuses, progress.last, progress.pace.usual_seconds, time_unix_seconds
-            ),
+        laggards=laggards(
+            member.statuses, progress.last, progress.pace.usual_seconds, time_unix_seconds
         ),
     )
+    return account.view(run, time_unix_seconds)
 
 
 def rank_view(source: RankSource, *, loss_misread: bool) -> RankView:

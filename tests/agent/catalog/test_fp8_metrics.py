@@ -4,6 +4,7 @@ import pytest
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.records.columns import FP8
+from mp_agent.records.health import LatestValues
 from mp_agent.records.views import LayerView
 from tests.agent.node.builders import make_run_view
 
@@ -45,7 +46,7 @@ EXPECTED = {
 def test_a_gauge_reads_its_columns(name, values):
     metric = BY_PROMETHEUS_NAME[f"mp_agent_{name}"]
     assert metric.read is not None
-    view: object = make_run_view(families={FP8.name: values})
+    view: object = make_run_view(latest=LatestValues(families={FP8.name: values}))
     if name.startswith("layer"):
         view = LayerView(name="w", values=values, judged=True, family=FP8.name)
     assert metric.read(view) == (EXPECTED[name] if values else None)
@@ -54,7 +55,7 @@ def test_a_gauge_reads_its_columns(name, values):
 def test_shares_that_are_flushed_are_told_by_operand():
     metric = BY_PROMETHEUS_NAME["mp_agent_fp8_flushed_ratio"]
     assert metric.read is not None
-    found = metric.read(make_run_view(families={FP8.name: VALUES}))
+    found = metric.read(make_run_view(latest=LatestValues(families={FP8.name: VALUES})))
     assert found == {("input",): 0.25, ("weight",): 0.0, ("gradient",): None}
 
 

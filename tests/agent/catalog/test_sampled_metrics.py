@@ -7,6 +7,7 @@ import pytest
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.records.columns import DISTRIBUTION, EXPONENTS, OPTIMIZER
+from mp_agent.records.health import LatestValues
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.views import LayerView
 from tests.agent.distribution_reference import distribution_reference
@@ -16,30 +17,32 @@ from tests.agent.update_reference import update_reference
 GRADIENT = [1e-3, -2e-3, 5e-4, 0.0, 1e-9, -3e-12, 0.25, 2.0**-40, 0.4]
 SCALE = 65536.0
 RUN = make_run_view(
-    families={
-        OPTIMIZER.name: {
-            **update_reference(
-                [2.0, 1.0, 2.0],
-                [2.0, 1.0, 1.0],
-                [1.0, 1.0, 0.0],
-                moment=[0.25, 0.25, 0.0],
-                weight_bytes=2,
-                learning_rate=0.1,
-                epsilon=1e-8,
-                moment_format="float16",
-            )
+    latest=LatestValues(
+        families={
+            OPTIMIZER.name: {
+                **update_reference(
+                    [2.0, 1.0, 2.0],
+                    [2.0, 1.0, 1.0],
+                    [1.0, 1.0, 0.0],
+                    moment=[0.25, 0.25, 0.0],
+                    weight_bytes=2,
+                    learning_rate=0.1,
+                    epsilon=1e-8,
+                    moment_format="float16",
+                )
+            },
+            DISTRIBUTION.name: distribution_reference(GRADIENT, SCALE),
         },
-        DISTRIBUTION.name: distribution_reference(GRADIENT, SCALE),
-    },
-    judged=MergedStep(
-        sequence=1,
-        step=1,
-        time_unix_seconds=0.0,
-        columns={"loss_scale": SCALE},
-        world_size=1,
-        present_ranks=frozenset((0,)),
-        families={"gradients": {"abs_max": 0.4, "abs_min": 3e-12}},
-    ),
+        judged=MergedStep(
+            sequence=1,
+            step=1,
+            time_unix_seconds=0.0,
+            columns={"loss_scale": SCALE},
+            world_size=1,
+            present_ranks=frozenset((0,)),
+            families={"gradients": {"abs_max": 0.4, "abs_min": 3e-12}},
+        ),
+    )
 )
 EMPTY = make_run_view()
 
@@ -96,7 +99,7 @@ def test_the_histogram_has_every_element_but_zeros_once():
 
 @pytest.mark.parametrize("judged", [True, False])
 def test_a_layer_reads_its_own_family_while_it_counts(judged):
-    for family, values in RUN.families.items():
+    for family, values in RUN.latest.families.items():
         layer = LayerView(name="w", values=values, judged=judged, family=family)
         for metric in BY_PROMETHEUS_NAME.values():
             if metric.scope.name == "LAYER" and metric.family == family and metric.read:

@@ -59,13 +59,13 @@ class Training:
     def export(self) -> RunExport:
         self.looks += 1
         self.standstill.update("", self.sequence, "backward", self.now_seconds)
-        view = make_run_view(
-            **self.account.view(self.now_seconds),
+        run = make_run_view(
             conditions=self.tracker.active,
             conditions_fired=self.tracker.fired,
             phase_name="backward",
             standing_seconds=self.standstill.seconds(self.now_seconds),
         )
+        view = self.account.view(run, self.now_seconds)
         return make_export(view=view, counters=self.account.counters)
 
     def heard(self) -> list[tuple[str, str, str]]:

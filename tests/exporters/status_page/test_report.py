@@ -17,6 +17,7 @@ from mp_agent.exporters.status_page.report import (
     verdict,
 )
 from mp_agent.records.conditions import ActiveCondition
+from mp_agent.records.health import LatestValues
 from mp_agent.records.steps import EndReason
 from mp_agent.records.views import FirstNonfinite, TrackerLink
 from tests.agent.node.builders import merged_step
@@ -124,13 +125,19 @@ def test_a_node_without_rank_0_tells_of_its_ranks_and_points_to_the_root() -> No
     assert "Node 3" in run["verdict"] and "root" in run["verdict"]
 
 
+THREE_OF_FOUR = replace(merged_step(1), world_size=4, present_ranks=frozenset((0, 1, 2)))
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({}, "Training: step 1; no condition in force."),
         ({"phase_name": "eval"}, "Evaluating: step 1; no condition in force."),
-        ({"last": None}, "Starting: no step yet; no condition in force."),
-        ({"coverage": 0.75}, "Training: step 1; the numbers cover 75% of the ranks."),
+        ({"latest": LatestValues()}, "Starting: no step yet; no condition in force."),
+        (
+            {"latest": LatestValues(step=THREE_OF_FOUR)},
+            "Training: step 1; the numbers cover 75% of the ranks.",
+        ),
         (
             {"active": False, "end_reason": EndReason.COMPLETED},
             "Ended: completed at step 1.",
@@ -222,17 +229,25 @@ def test_the_history_gives_only_what_is_new_and_nothing_after_it_was_cleared() -
 def broken() -> Any:
     """Return a run 264 steps after its loss and gradients became NaN."""
     whole = with_view(
-        last=merged_step(848, loss_nonfinite=1.0, nan_elements=1_408.0),
-        judged=merged_step(583, norm=2.0, elements=4.0, zero_elements=1.0, abs_max=1.0),
-        loss=0.0732,
-        value_steps={"loss": 583},
-        nonfinite_since={"loss": 584, "gradients": 584},
+        latest=LatestValues(
+            step=merged_step(848, loss_nonfinite=1.0, nan_elements=1_408.0),
+            judged=merged_step(583, norm=2.0, elements=4.0, zero_elements=1.0, abs_max=1.0),
+            loss=0.0732,
+            value_steps={"loss": 583},
+            nonfinite_since={"loss": 584, "gradients": 584},
+        ),
         first_nonfinite=FirstNonfinite(step=584, rank="", layer="b", phase="backward"),
     )
     (layer,) = whole.layers
     now = replace(layer, step=840, judged=False, values={**layer.values, "nan_elements": 704.0})
     layers = [replace(layer, name=name, step=580, later=now) for name in ("a", "b")]
     return replace(whole, layers=layers)
+
+
+def healed(run: Any) -> Any:
+    """Return a run whose last values are finite."""
+    latest = replace(run.view.latest, nonfinite_since={})
+    return replace(run, view=replace(run.view, latest=latest))
 
 
 def test_a_value_from_before_a_nan_has_its_step_and_since_when_there_is_none() -> None:
@@ -252,9 +267,7 @@ def test_layers_have_the_counts_of_the_latest_sample_and_the_step_of_their_norm(
 
 def test_the_layer_with_the_first_nan_comes_first_while_there_are_any() -> None:
     assert [row["layer"] for row in report(broken())["layers"]] == ["b", "a"]
-    over = broken()
-    healed = replace(over, view=replace(over.view, nonfinite_since={}))
-    assert [row["layer"] for row in report(healed)["layers"]] == ["a", "b"]
+    assert [row["layer"] for row in report(healed(broken()))["layers"]] == ["a", "b"]
 
 
 def test_a_curve_ends_where_the_values_are_not_finite() -> None:

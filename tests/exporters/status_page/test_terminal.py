@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.exporters.status_page.report import StepHistory, snapshot_report
 from mp_agent.exporters.status_page.terminal import Curves, run_panel
+from mp_agent.records.health import LatestValues
 from mp_agent.records.views import FirstNonfinite
 from tests.agent.node.builders import merged_step
 from tests.exporters.status_page.test_report import CONDITION, TRACKER, broken, with_view
@@ -61,7 +62,8 @@ def test_where_the_trackers_show_the_run_is_told_as_text() -> None:
 
 def test_where_numbers_first_went_wrong_and_who_is_missing_is_told() -> None:
     first = FirstNonfinite(step=9, rank="1", layer="w", phase="backward")
-    text = drawn(with_view(first_nonfinite=first, missing_ranks=(2, 5)))
+    four_of_six = replace(merged_step(9), world_size=6, present_ranks=frozenset((0, 1, 3, 4)))
+    text = drawn(with_view(first_nonfinite=first, latest=LatestValues(step=four_of_six)))
     assert "first non-finite value: step 9, backward, rank 1, w" in text
     assert "missing ranks: 2, 5" in text
 

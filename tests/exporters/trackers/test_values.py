@@ -1,13 +1,12 @@
 """What a tracker gets of a snapshot."""
 
-from dataclasses import replace
 from typing import Any
 
 from mp_agent.catalog.metric import Snapshot
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.exporters.trackers.client import values_by_run
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
-from tests.exporters.status_page.test_report import broken
+from tests.exporters.status_page.test_report import broken, healed
 
 
 def sent(source: Any) -> set[str]:
@@ -17,7 +16,7 @@ def sent(source: Any) -> set[str]:
 
 def test_values_from_before_a_nan_are_not_sent_so_that_curves_end() -> None:
     run = broken()
-    healthy = sent(replace(run, view=replace(run.view, nonfinite_since={})))
+    healthy = sent(healed(run))
     now = sent(run)
     old = {"loss", "grad_norm", "grad_abs_max", "grad_zero"}
     assert {f"mp_agent/{name}" for name in old} == healthy - now

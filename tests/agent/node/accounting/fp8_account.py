@@ -45,7 +45,7 @@ def read(account: Accumulator, name: str) -> Any:
     """Return what a gauge says of the run."""
     metric = BY_PROMETHEUS_NAME[name]
     assert metric.read is not None
-    return metric.read(make_run_view(**account.view(0.0)))
+    return metric.read(account.view(make_run_view(), 0.0))
 
 
 def misscaled(account: Accumulator) -> float | None:

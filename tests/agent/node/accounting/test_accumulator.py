@@ -27,8 +27,8 @@ def total(account: Accumulator, name: str, *labels: str) -> float:
 
 
 def norm_extremes(account: Accumulator, time_unix_seconds: float) -> tuple[Any, Any]:
-    view = account.view(time_unix_seconds)
-    return view["norm_window_max"], view["norm_window_min"]
+    view = account.view(make_run_view(), time_unix_seconds)
+    return view.norm_extremes.get("", (None, None))
 
 
 def fold_scales(account: Accumulator, *scales: float) -> None:
@@ -167,7 +167,7 @@ def test_a_new_attempt_starts_its_gauges_but_keeps_its_counters(account):
 
 def read(account: Accumulator, name: str) -> object:
     """Return what a run-scope gauge says."""
-    view = make_run_view(**account.view(1_000.0))
+    view = account.view(make_run_view(), 1_000.0)
     metric = BY_PROMETHEUS_NAME[name]
     assert metric.read is not None
     return metric.read(view)
@@ -314,7 +314,8 @@ def test_a_successor_goes_on_where_the_account_stood(account):
         counters=CounterStore(*account.counters.dump()),
         window_seconds=120.0,
     )
-    assert successor.health() == account.health()
+    run = make_run_view()
+    assert successor.view(run, 1_000.0) == account.view(run, 1_000.0)
     for each in (account, successor):
         each.fold_step(merged_step(702, loss=9.0, skipped=1.0, loss_scale=1.0))
         each.fold_step(merged_step(703, loss=9.0, skipped=0.0, loss_scale=1.0))

@@ -61,7 +61,7 @@ def layers(**rows: dict[str, float]) -> MergedLayers:
 def read(account: Accumulator, name: str) -> Any:
     metric = BY_PROMETHEUS_NAME[name]
     assert metric.read is not None
-    return metric.read(make_run_view(**account.view(0.0)))
+    return metric.read(account.view(make_run_view(), 0.0))
 
 
 def read_layer(name: str, row: dict[str, float]) -> Any:
@@ -122,17 +122,18 @@ def test_the_first_sample_of_an_incident_counts_and_the_next_incident_is_another
     for sequence, row in enumerate((FINITE, nonfinite(1.0), nonfinite(1.0), FINITE), 1):
         account.fold_layers(sequence, layers(a=row), step_judged=True)
     first = FirstNonfiniteOutput(step=2, layer="a")
-    assert account.view(0.0)["first_nonfinite_output"] == first
+    assert account.view(make_run_view(), 0.0).first_nonfinite_output == first
 
     account.fold_layers(5, layers(b=nonfinite(0.0)), step_judged=True)
-    assert account.view(0.0)["first_nonfinite_output"] == FirstNonfiniteOutput(step=5, layer="b")
+    found = account.view(make_run_view(), 0.0).first_nonfinite_output
+    assert found == FirstNonfiniteOutput(step=5, layer="b")
 
 
 def test_it_names_the_layer_of_an_incident_that_began_in_this_forward(account):
     account.fold_step(sampled(3, nonfinite(0.0), loss_nonfinite=1.0, nan_elements=4.0))
     account.fold_layers(3, layers(a=nonfinite(0.0)), step_judged=True)
 
-    found = account.view(0.0)["first_nonfinite"]
+    found = account.view(make_run_view(), 0.0).first_nonfinite
     assert (found.phase, found.layer) == ("forward", "a")
 
 
@@ -140,7 +141,7 @@ def test_a_sample_after_the_incident_began_blames_no_layer_for_it(account):
     account.fold_step(merged_step(3, loss_nonfinite=1.0, nan_elements=4.0))
     account.fold_layers(4, layers(a=nonfinite(0.0)), step_judged=True)
 
-    assert account.view(0.0)["first_nonfinite"].layer == ""
+    assert account.view(make_run_view(), 0.0).first_nonfinite.layer == ""
 
 
 def gradients(**calls: float) -> dict[str, float]:
@@ -170,24 +171,24 @@ def test_of_several_ranks_the_one_where_it_was_earlier_in_backward_counts(accoun
         "c": FINITE,
     }
     account.fold_layers(7, layers(**rows), step_judged=True)
-    found = account.view(0.0)["first_nonfinite_gradient"]
+    found = account.view(make_run_view(), 0.0).first_nonfinite_gradient
     assert found == FirstNonfiniteGradient(step=7, layer="b", place="after")
 
 
 def test_what_was_not_finite_in_forward_did_not_arise_in_backward(account):
     rows = {"a": {**nonfinite(0.0), "nonfinite_gradient_call": 0.0}, "b": gradients(backward=0.0)}
     account.fold_layers(7, layers(**rows), step_judged=True)
-    assert account.view(0.0)["first_nonfinite_gradient"] is None
+    assert account.view(make_run_view(), 0.0).first_nonfinite_gradient is None
 
     account.fold_step(sampled(8, FINITE, loss_nonfinite=1.0, nan_elements=4.0))
     account.fold_layers(8, layers(a=gradients(gradient=0.0)), step_judged=True)
-    assert account.view(0.0)["first_nonfinite_gradient"] is None
+    assert account.view(make_run_view(), 0.0).first_nonfinite_gradient is None
 
 
 def test_the_first_sample_with_non_finite_gradients_counts(account):
     for sequence, row in enumerate((FINITE, gradients(backward=1.0), gradients(backward=0.0)), 1):
         account.fold_layers(sequence, layers(a=row), step_judged=True)
-    found = account.view(0.0)["first_nonfinite_gradient"]
+    found = account.view(make_run_view(), 0.0).first_nonfinite_gradient
     assert found == FirstNonfiniteGradient(step=2, layer="a", place="within")
 
 
@@ -205,5 +206,5 @@ def test_it_names_the_layer_of_an_incident_that_began_in_backward(account, weigh
     rows = {"a": gradients(gradient=3.0), "b": gradients(backward=3.0), "c": FINITE}
     account.fold_layers(3, layers(**rows), step_judged=True)
 
-    found = account.view(0.0)["first_nonfinite"]
+    found = account.view(make_run_view(), 0.0).first_nonfinite
     assert (found.phase, found.layer) == ("backward", named)

@@ -1,4 +1,5 @@
 import logging
+from typing import Any
 
 import pytest
 
@@ -6,18 +7,27 @@ from mp_agent.catalog.metric import Metric, Scope, counter, histogram
 from mp_agent.node.accounting import accumulator
 from mp_agent.node.accounting.accumulator import CounterStore
 
+
+def _itself(change: Any) -> Any:
+    return change
+
+
+def _raise(change: Any) -> Any:
+    return change.no_such_thing
+
+
 STEPS = counter(
     "mp_agent.x.steps",
     "{step}",
     help="x",
-    count=lambda change: change,
+    count=_itself,
 )
 DURATION = histogram(
     "mp_agent.x.duration",
     "s",
     help="x",
     bounds=(1.0, 10.0),
-    count=lambda change: change,
+    count=_itself,
 )
 
 
@@ -77,7 +87,7 @@ def test_a_count_function_that_raises_loses_only_its_own_addition(only, caplog):
         "mp_agent.broken",
         "{step}",
         help="x",
-        count=lambda change: change.no_such_thing,
+        count=_raise,
     )
     only(broken, STEPS)
     schema_index = CounterStore()

@@ -4,7 +4,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.gradients import ACCEPT_STEPS, MAIN, NormTracker
+from mp_agent.node.accounting.gradients import ACCEPT_STEPS, NormTracker
+from mp_agent.node.accounting.windows import MAIN
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import OptimizerStep
 from tests.agent.node.builders import NO_GRADIENTS, merged_step

@@ -40,11 +40,11 @@ def step(sequence: int, norm: float, median: float | None = None, **values: floa
 
 
 def view(account: Accumulator) -> RunView:
-    return make_run_view(**account.view(1_000.0))
+    return account.view(make_run_view(), 1_000.0)
 
 
 def judged(account: Accumulator) -> MergedStep:
-    step = view(account).judged
+    step = view(account).latest.judged
     assert step is not None
     return step
 
@@ -81,7 +81,7 @@ def test_a_sample_of_a_step_that_does_not_count_is_not_shown(account):
     account.fold_step(step(4, 2.0))
 
     assert judged(account).get(SAMPLED) == 0.5
-    assert view(account).families[GRADIENTS.name]["sum_squares"] == 4.0
+    assert view(account).latest.families[GRADIENTS.name]["sum_squares"] == 4.0
     assert sampled_step(account) == {("gradients",): 1001.0}
 
 
@@ -89,7 +89,7 @@ def test_the_step_itself_says_only_what_was_measured_on_it(account):
     account.fold_step(step(1, 1.0, 0.5))
     account.fold_step(step(2, 1.0))
 
-    last = view(account).last
+    last = view(account).latest.step
     assert last is not None and last.get(SAMPLED) is None
 
 
@@ -141,7 +141,11 @@ def since(account: Accumulator) -> object:
 def test_a_value_that_stays_has_the_step_of_which_it_is(account):
     account.fold_step(step(1, 1.0, loss=0.5, learning_rate=0.1, loss_scale=64.0))
     account.fold_step(step(2, 1.0, learning_rate=0.2))
-    assert view(account).value_steps == {"loss": 1001, "learning_rate": 1002, "loss_scale": 1001}
+    assert view(account).latest.value_steps == {
+        "loss": 1001,
+        "learning_rate": 1002,
+        "loss_scale": 1001,
+    }
 
 
 def test_what_is_not_finite_says_since_when_until_it_is_again(account):
@@ -165,7 +169,7 @@ def test_a_step_without_loss_and_gradients_says_nothing_of_them(account):
 def test_the_mean_of_the_ranks_whose_loss_was_finite_is_not_the_loss_of_the_run(account):
     account.fold_step(step(1, 1.0, loss=0.5))
     account.fold_step(step(2, 1.0, loss=9.0, loss_nonfinite=1.0))
-    assert view(account).loss == 0.5
+    assert view(account).latest.loss == 0.5
 
 
 def test_layers_of_which_none_counts_leave_the_step_of_those_that_did(account):

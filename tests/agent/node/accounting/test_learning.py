@@ -112,7 +112,7 @@ def untrained(
         }  # fmt: skip
         step = {"nan_elements": 0.0, "elements": 9.0, **drawn}
         account.fold_step(merged_step((last_of(account) or 0) + 1, **step))
-    return dict(account.health().untrained)
+    return dict(account.progress.learning.view().untrained)
 
 
 def test_a_loss_that_falls_to_exactly_0_for_good(account: Accumulator) -> None:

@@ -46,7 +46,7 @@ def sampled(sequence: int, logit: float, low: float = -1.0, high: float = 3.0) -
 def read(account: Accumulator, name: str) -> Any:
     metric = BY_PROMETHEUS_NAME[name]
     assert metric.read is not None
-    return metric.read(make_run_view(**account.view(0.0)))
+    return metric.read(account.view(make_run_view(), 0.0))
 
 
 def test_the_runs_gauges_are_of_the_last_sample(account):

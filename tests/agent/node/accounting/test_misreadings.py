@@ -11,7 +11,8 @@ from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
 from mp_agent.node.accounting.loss_scale import CLIPPED, SCALED, WINDOW_STEPS
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.records.columns import GRADIENT_FACTOR, LOSS_FACTOR
-from tests.agent.node.builders import merged_step
+from mp_agent.records.health import LossHistory
+from tests.agent.node.builders import make_run_view, merged_step
 
 STEPS = WINDOW_STEPS + 16
 
@@ -36,7 +37,7 @@ class TestAConstantNorm:
         account = account_of({} for _ in range(STEPS))
 
         assert account.progress.misreadings.features == (CLIPPED,)
-        assert account.health().norms == {}
+        assert account.view(make_run_view(), 0.0).norms == {}
 
     def test_is_so_to_a_thousandth_and_on_most_steps(self):
         random = Random(2)
@@ -76,9 +77,9 @@ class TestALossThatIsScaled:
         account = account_of(varied({GRADIENT_FACTOR: factor}))
 
         assert account.progress.misreadings.features == (SCALED,)
-        health = account.health()
-        assert (health.loss, health.loss_trend, health.loss_standing) == (None, None, None)
-        assert account.view(0.0)["loss"] is None
+        view = account.view(make_run_view(), 0.0)
+        assert view.loss == LossHistory()
+        assert view.latest.loss is None
 
     @pytest.mark.parametrize("factor", [1.0, 0.5, 0.125, 1 / 63, 8.0, 65536.0, inf, 0.0])
     def test_is_none_whose_gradients_are_used_as_they_are_or_as_a_mean(self, factor):
@@ -105,7 +106,7 @@ class TestALossThatIsScaled:
         account = account_of(steps)
 
         assert not account.progress.losses.spiking
-        assert account.health().loss_rising_steps == 0
+        assert account.view(make_run_view(), 0.0).loss.rising_steps == 0
 
 
 def test_each_is_logged_once(caplog):

@@ -30,7 +30,7 @@ def found(steps: Iterable[Reduction | None], tracker: ReductionTracker | None = 
     numbers = []
     for number, reduction in enumerate(steps, 1):
         tracker.observe(replace(merged_step(number), reduction=reduction), context)
-        if tracker.view(context, 0.0)["unreduced_steps"]:
+        if tracker.unreduced:
             numbers.append(number)
     return numbers
 
@@ -44,7 +44,8 @@ def test_the_count_begins_with_the_update_that_left_equal_copies_different():
     context = AccountContext(resolve({}), 60.0, progress)
     for number, reduction in enumerate([REDUCED, AVERAGED, *[LOCAL] * LIMIT], 1):
         progress.reduction.observe(replace(merged_step(number), reduction=reduction), context)
-    assert progress.reduction.view(context, 0.0)["unreduced_steps"] == LIMIT + 1
+    assert progress.reduction.unreduced
+    assert progress.reduction.steps == LIMIT + 1
 
 
 def test_plain_copies_get_more_time():

@@ -62,7 +62,7 @@ def sample(
 def read(account: Accumulator, name: str) -> Any:
     metric = BY_PROMETHEUS_NAME[name]
     assert metric.read is not None
-    return metric.read(make_run_view(**account.view(0.0)))
+    return metric.read(account.view(make_run_view(), 0.0))
 
 
 def test_the_runs_gauges_are_of_the_worst_router_of_the_last_sample(account):

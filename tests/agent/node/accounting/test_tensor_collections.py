@@ -71,7 +71,7 @@ def fold(
 def read(account: Accumulator, name: str) -> Any:
     metric = BY_PROMETHEUS_NAME[f"mp_agent_collection_{name}"]
     assert metric.read is not None
-    return metric.read(make_run_view(**account.view(0.0)))
+    return metric.read(account.view(make_run_view(), 0.0))
 
 
 def expected(elements: npt.NDArray[np.float64]) -> dict[str, float | None]:

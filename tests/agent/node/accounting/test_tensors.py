@@ -54,7 +54,7 @@ def tensors(rows: dict[str, dict[str, float]], *, complete: bool = True) -> Merg
 def read(account: Accumulator, name: str) -> Any:
     metric = BY_PROMETHEUS_NAME[name]
     assert metric.read is not None
-    return metric.read(make_run_view(thresholds=resolve({}), **account.view(0.0)))
+    return metric.read(account.view(make_run_view(thresholds=resolve({})), 0.0))
 
 
 def fold(account: Accumulator, sequence: int = 1, *, complete: bool = True, **rows: Any) -> None:

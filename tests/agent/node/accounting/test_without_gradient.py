@@ -11,7 +11,7 @@ from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.health import LayersWithoutGradient
-from tests.agent.node.builders import gradient_row, merged_step
+from tests.agent.node.builders import gradient_row, make_run_view, merged_step
 
 SAMPLED = (1, 10, 20, 30, 40, 50, 60, 70)
 _ROWS = (gradient_row(), gradient_row(elements=4.0, sum_squares=1.0, abs_max=0.5))
@@ -44,7 +44,7 @@ def account_of(*samples: MergedLayers, steps: int = 70, **values: float) -> Accu
 
 
 def found(*samples: MergedLayers, steps: int = 70) -> LayersWithoutGradient | None:
-    return account_of(*samples, steps=steps).health().without_gradient
+    return account_of(*samples, steps=steps).view(make_run_view(), 0.0).without_gradient
 
 
 def test_layers_that_never_have_a_gradient_are_named_with_their_share():
@@ -59,7 +59,7 @@ def test_nothing_is_said_before_enough_steps_and_samples():
     assert found(sample, steps=63) is None
     assert found(sample, steps=64) == LayersWithoutGradient(share=0.5, names=("a",))
     account = account_of(steps=70)
-    assert account.health().without_gradient is None, "no layer was ever sampled"
+    assert account.view(make_run_view(), 0.0).without_gradient is None, "no layer was ever sampled"
 
 
 def test_a_layer_that_had_one_once_is_none_of_them():
@@ -97,8 +97,8 @@ def test_an_optimizer_that_never_had_any_is_all_of_them():
     some = account_of(steps=64, loss=2.0)
     some.fold_step(merged_step(65, norm=1.0))
 
-    assert nothing.health().without_gradient == LayersWithoutGradient(share=1.0)
-    assert some.health().without_gradient is None
+    assert nothing.view(make_run_view(), 0.0).without_gradient == LayersWithoutGradient(share=1.0)
+    assert some.view(make_run_view(), 0.0).without_gradient is None
 
 
 def test_a_layer_without_gradient_is_not_shown_with_a_norm_of_0():

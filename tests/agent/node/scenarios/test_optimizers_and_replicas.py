@@ -51,7 +51,7 @@ class Shown:
 
     def series(self) -> dict[str, float]:
         """Return what is exposed as text, by `name{labels}` without the run."""
-        view = make_run_view(**self.account.view(0.0))
+        view = self.account.view(make_run_view(), 0.0)
         export = make_export(run="gan", view=view, counters=self.account.counters)
         snapshot = SnapshotBuilder(resolve({}), 20_000).build([export], 0.0)
         assert not any(

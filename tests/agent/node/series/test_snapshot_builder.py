@@ -11,6 +11,7 @@ from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.accumulator import CounterStore
 from mp_agent.node.series.snapshot_builder import RunExport, SnapshotBuilder
 from mp_agent.records.columns import GRADIENTS
+from mp_agent.records.health import LatestValues
 from mp_agent.records.views import ExportAccount, LayerView, RankView
 from tests.agent.node.builders import (
     NO_GRADIENTS,
@@ -36,8 +37,7 @@ def export(run: str = "llama", **changes: Any) -> RunExport:
         view=make_run_view(
             identity=make_identity(run=run),
             conditions_fired={("MpAgentRunStalled", "critical"): 0},
-            last=step,
-            judged=step,
+            latest=LatestValues(step=step, judged=step),
         ),
         layers=[layer("w")],
         ranks=[
@@ -122,12 +122,10 @@ def test_of_a_faded_rank_only_its_being_gone_is_left(builder):
 
 
 def test_a_read_function_that_raises_loses_only_its_family(caplog):
-    broken = gauge(
-        "mp_agent.broken",
-        "{x}",
-        help="x",
-        read=lambda run: run.no_such_thing,
-    )
+    def read(run: Any) -> Any:
+        return run.no_such_thing
+
+    broken = gauge("mp_agent.broken", "{x}", help="x", read=read)
     builder = SnapshotBuilder(resolve({}), 20_000, metrics=(*METRICS, broken))
     with caplog.at_level(logging.ERROR):
         for _ in range(3):

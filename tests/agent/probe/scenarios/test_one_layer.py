@@ -6,6 +6,7 @@ from torch import nn
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
 from mp_agent.node.accounting.progress import Progress
+from tests.agent.node.builders import make_run_view
 from tests.agent.probe.rings import merge_layer_tables, merge_rings
 
 EVERY, STEPS, EXPLODES_AT = 10, 200, 150
@@ -42,7 +43,7 @@ def test_is_found_and_named(watch):
             account.fold_step(merged)
             if (layers := tables.get(seen)) is not None:
                 account.fold_layers(seen, layers.judged_of(frozenset({""})), step_judged=True)
-                judged = account.health().layers
+                judged = account.view(make_run_view(), 0.0).layers
                 found[seen] = judged.exploding_names if judged else ()
     after = [names for step, names in found.items() if step >= EXPLODES_AT]
     assert len(after) > SAMPLES_NEEDED

@@ -42,7 +42,7 @@ def compared(sequence: int, row_C: torch.Tensor, *, whole: bool = True) -> Merge
 def read(account: Accumulator, name: str) -> Any:
     metric = BY_PROMETHEUS_NAME[_PREFIX + name]
     assert metric.read is not None
-    return metric.read(make_run_view(**account.view(0.0)))
+    return metric.read(account.view(make_run_view(), 0.0))
 
 
 def total(account: Accumulator, name: str, *labels: str) -> float:
