@@ -18,7 +18,8 @@ from mp_agent.alerting.values import values_in_force
 from mp_agent.backtest.log.training_log import Point, ReadOptions
 from mp_agent.backtest.past_runs import HEALTHY, LABELS, UNCLEAR, WRONG, Job, judge_all, split
 from mp_agent.backtest.readers.find import Source, read_logs
-from mp_agent.backtest.results import Alert, RunResult
+from mp_agent.backtest.results import RunResult
+from mp_agent.records.conditions import Alert
 from mp_agent.report.numbers import number
 
 ROOT = Path(__file__).parent.parent

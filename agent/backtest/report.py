@@ -8,8 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from mp_agent.backtest.results import SEVERITIES, Alert, Blind, Difference, Failure, RunResult
+from mp_agent.backtest.results import SEVERITIES, Blind, Difference, Failure, RunResult
 from mp_agent.inputs.files import printable
+from mp_agent.records.conditions import Alert
 from mp_agent.report import terminal
 from mp_agent.report.content import TONES, Cell, Curve, Plot, Plots, Table, Values
 from mp_agent.report.document import written

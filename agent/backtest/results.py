@@ -4,40 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mp_agent.alerting.severity import Severity
+from mp_agent.records.conditions import Alert
 
 SEVERITIES = tuple(severity.value for severity in Severity)
 """The worst first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alert:
-    """One condition of a run, for one value of its labels, over all the times that it held."""
-
-    name: str
-    severity: str
-    """The worst."""
-    labels: Mapping[str, str]
-    first_step: int
-    """On which it began to hold."""
-    fired_step: int
-    """After which it was first reported, at any severity."""
-    last_step: int
-    """On which it last held; the run's last one where it still did."""
-    fired_point: int
-    """Index of the logged point of `fired_step`."""
-    duration_seconds: float
-    """In all, by the times of the log."""
-    times: int
-    ongoing: bool
-    """Whether it held at the end of the log."""
-    value: float
-    """At the step at which it was first reported at its worst severity."""
-    value_step: int
-    summary: str
-    description: str
-    """At that step."""
-    spans: Sequence[tuple[int, int]] = ()
-    """First and last step of each time."""
 
 
 @dataclass(frozen=True, slots=True)

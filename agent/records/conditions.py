@@ -1,5 +1,6 @@
 """Conditions that hold for a run, and the events with which they begin and end."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -43,6 +44,37 @@ class KnownCondition:
     labels: dict[str, str]
     notified: bool
     """Whether its event was sent; a milder severity of an active condition is held back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """One condition of a run that was played again, for one value of its labels."""
+
+    name: str
+    severity: str
+    """The worst."""
+    labels: Mapping[str, str]
+    first_step: int
+    """On which it began to hold."""
+    fired_step: int
+    """After which it was first reported, at any severity."""
+    last_step: int
+    """On which it last held; the run's last one where it still did."""
+    fired_point: int
+    """Index of the point of the log, or the step of the record, of `fired_step`."""
+    duration_seconds: float
+    """In all, by the times of the log."""
+    times: int
+    ongoing: bool
+    """Whether it held at the end of the log."""
+    value: float
+    """At the step at which it was first reported at its worst severity."""
+    value_step: int
+    summary: str
+    description: str
+    """At that step."""
+    spans: Sequence[tuple[int, int]] = ()
+    """First and last step of each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

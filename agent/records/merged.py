@@ -221,6 +221,16 @@ class MergedStep:
         return min(1.0, limit / (norm + 1e-6))
 
     @property
+    def contained(self) -> bool:
+        """Whether clipping, a scaler or the guard kept the size of the gradients from the weights.
+
+        As far as that is known: of a clipping that no hook sees it is not.
+        """
+        coefficient = self.clip_coefficient
+        clipped = coefficient is not None and coefficient < 1.0
+        return clipped or self.weights_kept or self.columns.get("guard_clip_gradients", 0.0) == 1.0
+
+    @property
     def coverage(self) -> float:
         """Share of the run's ranks that delivered this step."""
         return len(self.present_ranks) / self.world_size

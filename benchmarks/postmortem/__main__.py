@@ -24,7 +24,7 @@ from mp_agent.errors import FlightError
 from mp_agent.flight.postmortem.analysis import Analysis, analyse
 from mp_agent.flight.record.evidence import Evidence, read_gpu_errors, with_assignments
 from mp_agent.node.flight.job import evidence_of_rings, newest_sequence
-from mp_agent.node.flight.replay import replay
+from mp_agent.node.flight.replay import judged, replay
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
 from tools.jobs import torchrun_job
@@ -90,7 +90,7 @@ def analyses(planted: Sequence[Planted], directory: Path) -> Iterator[tuple[Plan
         for name, evidence in _evidence(lot, shared, directory):
             for cause in (p for p in planted if p.training == name):
                 found = _with_kernel_log(evidence, cause, directory)
-                analysis = analyse(found, replay(found.ranks))
+                analysis = analyse(found, judged(found))
                 print(" ".join(row(cause, analysis)[:6]), file=sys.stderr)
                 yield cause, analysis
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mp_agent.backtest.results import Alert
+from mp_agent.records.conditions import Alert
 from tools import truth
 
 VARIABLE = "MP_AGENT_RUNS_DIR"

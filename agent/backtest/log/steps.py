@@ -7,7 +7,7 @@ from math import isfinite, isnan
 
 from mp_agent.backtest.log.training_log import Point, TrainingLog
 from mp_agent.node.accounting.windows import median
-from mp_agent.node.cluster.root import MergedTable
+from mp_agent.node.flight.judge import TimedStep
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import MergedStep
 
@@ -100,17 +100,6 @@ _SKIPS_SHOWN_MAX = 1000
 """Skipped steps between two points that are played one by one at most."""
 _RANKS = frozenset((0,))
 _COMPLETE = frozenset((GRADIENTS.name,))
-
-
-@dataclass(frozen=True, slots=True)
-class TimedStep:
-    """What is known of a run at a time: a step, or the layers of one."""
-
-    now_seconds: float
-    item: MergedStep | MergedTable
-    point: int
-    """Index of the logged point that it is from."""
-    begins_attempt: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

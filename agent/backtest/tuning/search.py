@@ -12,9 +12,10 @@ from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.site import OFF, Assignments
 from mp_agent.alerting.values import Values, values_in_force
-from mp_agent.backtest.results import SEVERITIES, Alert, RunResult
+from mp_agent.backtest.results import SEVERITIES, RunResult
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.errors import SettingError
+from mp_agent.records.conditions import Alert
 
 KNOBS: Mapping[str, tuple[Knob, ...]] = {c.name: c.knobs for c in CONDITIONS if c.knobs}
 """Of the conditions that can be tuned."""

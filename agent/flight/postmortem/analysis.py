@@ -1,6 +1,6 @@
 """What a flight record shows: its causes, before their consequences, and the steps around."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -16,59 +16,72 @@ from mp_agent.flight.postmortem.diagnosis import (
     Diagnosis,
     LayerSample,
     RunHistory,
+    not_measured,
 )
 from mp_agent.flight.record.evidence import Evidence
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import EndReason
 
 _ORIGINS = (Causes.NONFINITE_ON_ONE_RANK, Causes.NONFINITE_FORWARD, Causes.NONFINITE_BACKWARD)
-_SCALE = (Causes.LOSS_SCALE_COLLAPSE, Causes.LOSS_SCALE_FALLING)
-_EXPLOSION = Causes.GRADIENT_EXPLOSION
-_RATE = Causes.LEARNING_RATE_JUMP
 _GPU = Causes.GPU_ERROR
-_BATCH = Causes.UNUSUAL_BATCH
-_REPLICAS = Causes.REPLICA_DIVERGENCE
-
 _FOLLOWS_FROM: Mapping[Causes, tuple[Causes, ...]] = {
-    Causes.NONFINITE_ON_ONE_RANK: (_GPU, _RATE, _EXPLOSION),
-    Causes.NONFINITE_FORWARD: (_RATE, _EXPLOSION),
-    Causes.NONFINITE_BACKWARD: (_RATE, _EXPLOSION),
-    Causes.NONFINITE_UPDATE: (_GPU, _RATE, _EXPLOSION, *_ORIGINS),
-    Causes.REPLICA_DIVERGENCE: (Causes.NEVER_REDUCED, _GPU),
-    Causes.UNUSUAL_BATCH: (_RATE,),
-    Causes.GRADIENT_EXPLOSION: (_RATE, _BATCH, _REPLICAS),
-    Causes.LOSS_SCALE_COLLAPSE: (_RATE, _EXPLOSION, Causes.NONFINITE_ON_ONE_RANK),
-    Causes.LOSS_SCALE_FALLING: (_RATE, _EXPLOSION, Causes.NONFINITE_ON_ONE_RANK),
-    Causes.LOSS_DIVERGING: (_RATE, _EXPLOSION, Causes.NEVER_REDUCED, _REPLICAS, *_ORIGINS, *_SCALE),
-    Causes.GRADIENT_VANISHING: (Causes.ZERO_GRADIENTS, Causes.GRADIENT_UNDERFLOW, *_SCALE),
-    Causes.GRADIENT_UNDERFLOW: (Causes.ZERO_GRADIENTS,),
+    Causes.NONFINITE_ON_ONE_RANK: (_GPU,),
+    Causes.NONFINITE_UPDATE: (_GPU, *_ORIGINS),
+    Causes.REPLICA_DIVERGENCE: (_GPU,),
+    Causes.UNUSUAL_BATCH: (Causes.LEARNING_RATE_JUMP,),
+    Causes.GRADIENT_EXPLOSION: (Causes.UNUSUAL_BATCH,),
+    Causes.CONTAINED_EXPLOSION: (Causes.LEARNING_RATE_JUMP, Causes.UNUSUAL_BATCH),
+    Causes.LOSS_DIVERGING: (*_ORIGINS, Causes.NEVER_REDUCED, Causes.LOSS_SCALE_COLLAPSE),
+    Causes.LOSS_SCALE_COLLAPSE: (Causes.NONFINITE_ON_ONE_RANK,),
+    Causes.LOSS_SCALE_FALLING: (Causes.LOSS_SCALE_COLLAPSE, Causes.NONFINITE_ON_ONE_RANK),
     Causes.CONSTANT_LOSS: (
         Causes.LEARNING_RATE_ZERO,
-        _RATE,
-        _EXPLOSION,
+        Causes.LEARNING_RATE_JUMP,
+        Causes.GRADIENT_EXPLOSION,
         Causes.GRADIENT_VANISHING,
     ),
     Causes.RANK_KILLED: (_GPU,),
     Causes.RANK_FAILED: (_GPU, Causes.RANK_KILLED, *_ORIGINS),
     Causes.RANK_STALLED: (_GPU,),
 }
-"""The causes that each cause can follow from, if they appeared no later; likeliest first."""
+"""Causes that a cause can follow from besides those of its alerts: what no alert is about."""
+_BESIDE = {
+    own.value.name: [cause.value.name for cause in causes] for own, causes in _FOLLOWS_FROM.items()
+}
+_BY_NAME = {condition.name: condition for condition in CONDITIONS}
 
 
 def diagnose(case: Case) -> tuple[Diagnosis, ...]:
     """Return the diagnoses, most likely first, consequences last; none for a clean run."""
-    found = [finding for look in DETECTORS for finding in look(case) if finding.score > 0]
-    by_cause = {finding.cause: finding for finding in found}
-    explained = [_explained(finding, by_cause) for finding in found]
+    found: dict[str, Diagnosis] = {}
+    for finding in (one for look in DETECTORS for one in look(case) if one.score > 0):
+        known = found.get(finding.cause.name)
+        if known is None or known.score < finding.score:
+            found[finding.cause.name] = finding
+    explained = [replace(one, follows=_origin(one, found.values())) for one in found.values()]
     return tuple(sorted(explained, key=lambda f: (bool(f.follows), -f.score, f.sequence)))
 
 
-def _explained(finding: Diagnosis, by_cause: Mapping[Cause, Diagnosis]) -> Diagnosis:
-    for cause in _FOLLOWS_FROM.get(Causes(finding.cause), ()):
-        earlier = by_cause.get(cause.value)
-        if earlier and earlier.score >= POSSIBLE and earlier.sequence <= finding.sequence:
-            return replace(finding, follows=cause.value.name)
-    return finding
+def _origin(finding: Diagnosis, found: Iterable[Diagnosis]) -> str:
+    """Return the name of the first cause in the chain that led to a finding; "" for that itself."""
+    chain = [finding]
+    while cause := next(_causes_of(chain[-1], found, chain), None):
+        chain.append(cause)
+    return chain[-1].cause.name if len(chain) > 1 else ""
+
+
+def _causes_of(
+    finding: Diagnosis, found: Iterable[Diagnosis], chain: Sequence[Diagnosis]
+) -> Iterator[Diagnosis]:
+    """Yield what a finding can follow from, if it appeared no later; the likeliest first."""
+    alerts = (name for own in finding.cause.signs for name in _BY_NAME[own].follows_from)
+    names = [*_BESIDE.get(finding.cause.name, ()), *alerts]
+    for name in names:
+        for other in found:
+            fits = name == other.cause.name or name in other.cause.signs
+            earlier = other.sequence <= finding.sequence and other.score >= POSSIBLE
+            if fits and earlier and other not in chain:
+                yield other
 
 
 _STEPS_BEFORE, _STEPS_AFTER = 8, 5
@@ -147,6 +160,8 @@ class Analysis:
     """In the trainer's count; the first bad one, or the last sampled one before it."""
     limits: tuple[tuple[str, float], ...]
     """Thresholds of the gradient norm, by name."""
+    not_measured: tuple[tuple[str, str], ...]
+    """What the record neither shows nor rules out: name and text."""
 
     @property
     def first_bad(self) -> Diagnosis | None:
@@ -179,6 +194,7 @@ def analyse(evidence: Evidence, history: RunHistory) -> Analysis:
             (name, case.limit(name))
             for name in ("grad_norm_extreme", "grad_norm_high", "grad_norm_low")
         ),
+        not_measured=not_measured(history.families),
     )
 
 

@@ -1,22 +1,22 @@
-"""One attempt of a run as a diagnosis reads it: evidence, merged history, limits."""
+"""One attempt of a run as a diagnosis reads it: evidence, merged history, what was judged."""
 
 from collections.abc import Sequence
 from functools import cached_property
 from math import log2
-from statistics import median
 
+from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.durations import duration
 from mp_agent.catalog.thresholds import BY_NAME
-from mp_agent.flight.postmortem.diagnosis import LayerSample, RunHistory
+from mp_agent.flight.postmortem.diagnosis import LayerSample, RunHistory, Usual
 from mp_agent.flight.record.evidence import Evidence
+from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.merged import MergedStep
 
 FP16_MAX = 65504.0
-
-_BASELINE_LOSSES_MIN = 20
-_MAD_TO_DEVIATION = 1.4826
+_KNOWN = frozenset(condition.name for condition in CONDITIONS)
 _NEAR_STEPS = 10
 """During an incident, layers are sampled on three consecutive steps and then on every tenth."""
+_UNKNOWN = Usual(loss=None, loss_bound=None, norm=None, loss_above=False, exploded=False)
 
 
 class Case:
@@ -33,6 +33,16 @@ class Case:
         return tuple(step for step in self.steps if step.gradients_judged)
 
     @cached_property
+    def conditions(self) -> tuple[ActiveCondition, ...]:
+        """What the steps show, then what was active when the record was made.
+
+        Only a longer past, or another part of the run, shows the latter.
+        """
+        again = {condition.name for condition in self.history.conditions}
+        live = (one for one in self.evidence.conditions if one.name in _KNOWN)
+        return (*self.history.conditions, *(one for one in live if one.name not in again))
+
+    @cached_property
     def world_size(self) -> int:
         """Ranks of the run, seen or not."""
         return self.evidence.identity.world_size
@@ -42,6 +52,11 @@ class Case:
         """Whether a GradScaler scaled the loss."""
         return any(step.loss_scale is not None for step in self.steps)
 
+    @property
+    def in_fp16(self) -> bool:
+        """Whether the forward pass is in FP16."""
+        return "fp16" in self.evidence.facts.get("precision", "")
+
     def limit(self, name: str) -> float:
         """Return a threshold that the run was judged by."""
         return self.evidence.values.limit(BY_NAME[name])
@@ -49,6 +64,10 @@ class Case:
     def seconds(self, name: str) -> float:
         """Return a duration that the run was judged by."""
         return self.evidence.values.seconds[duration(name).name]
+
+    def usual(self, step: MergedStep) -> Usual:
+        """Return what the account compared a step with."""
+        return self.history.usual.get(step.sequence, _UNKNOWN)
 
     def step_at(self, sequence: int) -> MergedStep | None:
         """Return the merged step of a sequence number, if it was kept."""
@@ -61,13 +80,18 @@ class Case:
         nearest = min(self.steps, key=lambda s: abs(s.sequence - sequence), default=None)
         return sequence if nearest is None else nearest.step + sequence - nearest.sequence
 
+    def sequence_of(self, number: int) -> int:
+        """Return the sequence number of a step of the trainer's, likewise."""
+        nearest = min(self.steps, key=lambda s: abs(s.step - number), default=None)
+        return number if nearest is None else nearest.sequence + number - nearest.step
+
+    def since(self, sequence: int) -> tuple[MergedStep, ...]:
+        """Return a step and all after it."""
+        return tuple(step for step in self.steps if step.sequence >= sequence)
+
     def before(self, sequence: int, count: int) -> tuple[MergedStep, ...]:
         """Return the last `count` steps before one."""
         return tuple(step for step in self.steps if sequence - count <= step.sequence < sequence)
-
-    def judged_before(self, sequence: int, count: int) -> tuple[MergedStep, ...]:
-        """Return the last `count` steps before one whose norms count."""
-        return tuple(step for step in self.judged if step.sequence < sequence)[-count:]
 
     def layers_at(self, sequence: int) -> LayerSample | None:
         """Return the layers of a step, or of the first sample within ten steps after it."""
@@ -77,19 +101,6 @@ class Case:
     def losses(self, steps: Sequence[MergedStep]) -> list[float]:
         """Return the finite losses of some steps."""
         return [loss for step in steps if (loss := step.get("loss")) is not None]
-
-    def loss_band(self, sequence: int) -> tuple[float, float] | None:
-        """Return median and spike bound of the loss before a step.
-
-        None when too few were kept.
-        """
-        losses = self.losses([step for step in self.steps if step.sequence < sequence])
-        if len(losses) < _BASELINE_LOSSES_MIN:
-            return None
-        middle = median(losses)
-        spread = median(abs(loss - middle) for loss in losses) * _MAD_TO_DEVIATION
-        used = max(spread, self.limit("loss_deviation_floor") * abs(middle))
-        return middle, middle + self.limit("loss_spike_deviations") * used
 
     @cached_property
     def _by_sequence(self) -> dict[int, MergedStep]:

@@ -1,10 +1,13 @@
 """What a post-mortem may find: causes, where they appeared, and arguments for and against."""
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
 
+from mp_agent.records.columns import ACTIVATIONS, OPTIMIZER, TENSORS
+from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import FloatArray
 from mp_agent.records.views import FirstNonfinite
@@ -19,11 +22,23 @@ cause; merely consistent with it."""
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause in the taxonomy. `conditions`: alerts whose remedies apply, best first."""
+    """A cause in the taxonomy.
+
+    conditions: alerts whose remedies apply, best first. shown_by: alerts that show it, and by whose
+    `follows_from` it is a consequence of other causes, if not the same ones. phase: in which it
+    happens, if that is known of the cause alone.
+    """
 
     name: str
     title: str
     conditions: tuple[str, ...]
+    shown_by: tuple[str, ...] | None = None
+    phase: str = ""
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        """The alerts that show it."""
+        return self.conditions if self.shown_by is None else self.shown_by
 
 
 class Causes(Enum):
@@ -33,26 +48,35 @@ class Causes(Enum):
         "nonfinite_forward_one_rank",
         "Non-finite values in the forward pass of single ranks: their data or their hardware",
         ("MpAgentRankNonFinite", "MpAgentLossNonFinite"),
+        shown_by=("MpAgentRankNonFinite",),
+        phase="forward",
     )
     NONFINITE_FORWARD = Cause(
         "nonfinite_forward",
         "Non-finite values in the forward pass of all ranks: the model, its weights or its inputs",
         ("MpAgentLossNonFinite", "MpAgentGradientNonFinite"),
+        shown_by=("MpAgentRankNonFinite",),
+        phase="forward",
     )
     NONFINITE_BACKWARD = Cause(
         "nonfinite_backward",
         "Non-finite gradients that originate in the backward pass",
         ("MpAgentNonFiniteUpdate", "MpAgentLossNonFinite", "MpAgentRankNonFinite"),
+        shown_by=("MpAgentRankNonFinite",),
+        phase="backward",
     )
     NONFINITE_UPDATE = Cause(
         "nonfinite_update",
         "The optimizer was stepped with non-finite gradients: no scaler skipped the step",
         ("MpAgentNonFiniteUpdate",),
+        phase="optimizer",
     )
     LOSS_SCALE_COLLAPSE = Cause(
         "loss_scale_collapse",
         "Loss-scale collapse: overflows that no lower scale prevents",
         ("MpAgentLossScaleAtFloor", "MpAgentOverflowRatioHigh"),
+        shown_by=("MpAgentLossScaleAtFloor", "MpAgentLossScaleFarBelowInitial"),
+        phase="backward",
     )
     LOSS_SCALE_FALLING = Cause(
         "loss_scale_falling",
@@ -62,68 +86,93 @@ class Causes(Enum):
             "MpAgentLossScaleLowAndFalling",
             "MpAgentOverflowRatioHigh",
         ),
+        phase="backward",
     )
     LEARNING_RATE_JUMP = Cause(
         "learning_rate_jump",
         "The learning rate jumped far above what the run was trained with",
         ("MpAgentLearningRateJump",),
+        phase="optimizer",
     )
     LEARNING_RATE_ZERO = Cause(
         "learning_rate_zero",
         "The learning rate is 0: the schedule ended before the run",
         ("MpAgentNothingTrained",),
+        shown_by=(),
+        phase="optimizer",
     )
     ZERO_GRADIENTS = Cause(
         "zero_gradients",
         "All gradients are exactly 0: masked labels, or an output detached from the parameters",
         ("MpAgentNothingTrained",),
+        phase="backward",
     )
     CONSTANT_LOSS = Cause(
         "constant_loss",
         "The loss no longer changes: weights that are gone, or a model that answers always alike",
         ("MpAgentNothingTrained",),
+        shown_by=(),
+        phase="backward",
     )
     UNUSUAL_BATCH = Cause(
         "unusual_batch",
         "The data of single batches: far from that of the others",
         ("MpAgentLossSpike",),
+        shown_by=(),
+        phase="forward",
     )
     GPU_ERROR = Cause(
         "gpu_error",
         "A GPU failed: its driver reported errors",
         ("MpAgentRankNonFinite", "MpAgentRunFailed"),
+        shown_by=(),
     )
     NEVER_REDUCED = Cause(
         "gradients_not_reduced",
         "Never reduced: no collective reduced these gradients",
         ("MpAgentGradientsNotReduced",),
+        phase="backward",
     )
     REPLICA_DIVERGENCE = Cause(
         "replica_divergence",
         "Replicas are not equal: tensors that are not reduced, an operation or the memory of "
         "single ranks",
         ("MpAgentReplicaDivergence",),
+        phase="optimizer",
     )
     GRADIENT_EXPLOSION = Cause(
-        "gradient_explosion", "Gradient explosion", ("MpAgentGradientExplosion",)
+        "gradient_explosion", "Gradient explosion", ("MpAgentGradientExplosion",), phase="backward"
+    )
+    CONTAINED_EXPLOSION = Cause(
+        "contained_explosion",
+        "Exploding gradients that clipping or the guard kept from the weights: the loss stayed at "
+        "its usual level",
+        ("MpAgentGradientExplosion",),
+        shown_by=(),
+        phase="backward",
     )
     GRADIENT_VANISHING = Cause(
-        "gradient_vanishing", "Vanishing gradients", ("MpAgentGradientVanishing",)
+        "gradient_vanishing", "Vanishing gradients", ("MpAgentGradientVanishing",), phase="backward"
     )
     GRADIENT_UNDERFLOW = Cause(
         "gradient_underflow",
         "Gradients underflow: layers stop learning",
         ("MpAgentGradientUnderflow", "MpAgentLayerGradientDead", "MpAgentGradientVanishing"),
+        shown_by=("MpAgentGradientUnderflow", "MpAgentLayerGradientDead"),
+        phase="backward",
     )
     LOSS_DIVERGING = Cause(
         "loss_diverging",
         "The loss diverges",
         ("MpAgentLossDiverging", "MpAgentLossSpike", "MpAgentGradientExplosion"),
+        shown_by=("MpAgentLossDiverging",),
+        phase="forward",
     )
     RANK_KILLED = Cause(
         "rank_killed",
         "Ranks were killed from outside: memory, scheduler or hardware",
         ("MpAgentRunFailed",),
+        shown_by=(),
     )
     RANK_FAILED = Cause("rank_failed", "The program ended with an error", ("MpAgentRunFailed",))
     RANK_STALLED = Cause(
@@ -131,14 +180,19 @@ class Causes(Enum):
     )
 
 
-NOT_MEASURED = (
-    ("reduction_swallows", "small terms lost in large reductions"),
-    ("dimension_imbalance", "ranges that differ along a dimension"),
-    ("activation_range", "activations near FP16's limit"),
-    ("type_mismatch", "manual casts and losses outside autocast"),
-    ("optimizer_state", "Adam's epsilon and updates lost in rounding"),
+_UNMEASURED = (
+    ("reduction_swallows", "small terms lost in large reductions", TENSORS.name),
+    ("dimension_imbalance", "ranges that differ along a dimension", TENSORS.name),
+    ("activation_range", "activations near FP16's limit", ACTIVATIONS.name),
+    ("type_mismatch", "manual casts and losses outside autocast", ""),
+    ("optimizer_state", "Adam's epsilon and updates lost in rounding", OPTIMIZER.name),
 )
-"""Causes of the taxonomy that these records can neither show nor rule out."""
+"""Causes of the taxonomy, and the family of columns without which a record cannot show them."""
+
+
+def not_measured(families: Collection[str]) -> tuple[tuple[str, str], ...]:
+    """Return (name, text) of what a record with these families neither shows nor rules out."""
+    return tuple((name, text) for name, text, family in _UNMEASURED if family not in families)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +262,29 @@ class LayerSample:
         return column
 
     @property
+    def zero_shares(self) -> FloatArray:
+        """Shares of the elements that are exactly 0 [L]."""
+        shares: FloatArray = self.column("zero_elements") / self.column("elements").clip(1.0)
+        return shares
+
+    @property
     def nonfinite(self) -> FloatArray:
         """NaN and Inf elements per layer [L]."""
         elements: FloatArray = self.column("nan_elements") + self.column("inf_elements")
         return elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usual:
+    """What the account compared a step with, from the steps before it; None where not known."""
+
+    loss: float | None
+    loss_bound: float | None
+    """A loss above it is unusual."""
+    norm: float | None
+    loss_above: bool
+    exploded: bool
+    """Whether the norm was far above the usual one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -220,6 +293,12 @@ class RunHistory:
 
     steps: tuple[MergedStep, ...]
     tables: tuple[LayerSample, ...] = ()
+    families: frozenset[str] = frozenset()
+    """Those of which anything was measured."""
     first_nonfinite: FirstNonfinite | None = None
     """Where the latest incident began, as the live agent reports it."""
     first_nonfinite_sequence: int = 0
+    conditions: tuple[ActiveCondition, ...] = ()
+    """Those that these steps had, at any time, as the detector judges them."""
+    usual: Mapping[int, Usual] = field(default_factory=dict)
+    """By sequence number."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from mp_agent.flight.postmortem.analysis import Analysis
 from mp_agent.flight.postmortem.case import headroom_bits
-from mp_agent.flight.postmortem.diagnosis import NOT_MEASURED, Diagnosis
+from mp_agent.flight.postmortem.diagnosis import Diagnosis
 from mp_agent.records.flight import RankLog
 from mp_agent.records.merged import MergedStep
 from mp_agent.report.document import picked, written
@@ -63,7 +63,7 @@ def as_dict(analysis: Analysis) -> dict[str, Any]:
             picked(condition, "name", "severity", "since_step", "value", "description")
             for condition in evidence.conditions
         ],
-        "not_measured": [name for name, _ in NOT_MEASURED],
+        "not_measured": [name for name, _ in analysis.not_measured],
         "notes": list(evidence.notes),
     }
 

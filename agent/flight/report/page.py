@@ -7,7 +7,6 @@ from math import isfinite, log, log10
 
 from mp_agent.flight.postmortem.analysis import Analysis, LayerSummary
 from mp_agent.flight.postmortem.case import headroom_bits
-from mp_agent.flight.postmortem.diagnosis import NOT_MEASURED
 from mp_agent.flight.report.text import (
     condition_text,
     facts,
@@ -61,7 +60,7 @@ def as_html(analysis: Analysis) -> str:
         steps=steps_table(analysis),
         ranks=ranks_table(analysis, LANES_MAX),
         conditions=[condition_text(one) for one in analysis.evidence.conditions],
-        not_measured=", ".join(text for _, text in NOT_MEASURED),
+        not_measured=", ".join(text for _, text in analysis.not_measured),
     )
 
 

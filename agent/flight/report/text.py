@@ -6,7 +6,7 @@ from rich.text import Text
 
 from mp_agent.flight.postmortem.analysis import Analysis
 from mp_agent.flight.postmortem.case import headroom_bits
-from mp_agent.flight.postmortem.diagnosis import NOT_MEASURED, Diagnosis
+from mp_agent.flight.postmortem.diagnosis import Diagnosis
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import EndReason
@@ -190,7 +190,7 @@ def print_analysis(analysis: Analysis, console: Console) -> None:
     console.print(terminal.table(ranks_table(analysis, _RANKS_SHOWN)))
     for condition in analysis.evidence.conditions:
         console.print(Text(f"Active: {condition_text(condition)}"))
-    missing = ", ".join(text for _, text in NOT_MEASURED)
+    missing = ", ".join(text for _, text in analysis.not_measured)
     console.print(Text(f"Not measured, so neither shown nor ruled out: {missing}.", style="dim"))
     terminal.print_notes(console, analysis.evidence.notes)
 

@@ -174,7 +174,7 @@ class Accumulator:
         window_seconds: float,
     ) -> None:
         """window_seconds: length of the windows whose extremes are exported."""
-        self._thresholds = thresholds
+        self.thresholds = thresholds
         self._window_seconds = window_seconds
         self._follow(progress)
         self.counters = counters
@@ -187,7 +187,7 @@ class Accumulator:
         previous, context = self.progress.last, self._context
         for observe in self._observe:
             observe(step, context)
-        change = self.progress.transition(step, previous, self._thresholds)
+        change = self.progress.transition(step, previous, self.thresholds)
         self.counters.count(Scope.RUN, (), change)
 
     def fold_rank(self, rank: int, values: Mapping[str, float]) -> None:
@@ -250,4 +250,4 @@ class Accumulator:
         self._observe = tuple(
             one.observe for one in self._trackers if type(one).observe is not Tracker.observe
         )
-        self._context = AccountContext(self._thresholds, self._window_seconds, progress)
+        self._context = AccountContext(self.thresholds, self._window_seconds, progress)

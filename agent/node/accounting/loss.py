@@ -170,6 +170,11 @@ class LossTracker(Tracker):
             center = median_of_sorted(self.recent)
             self.reference.fold(center, partial(self._scatter, center), thresholds)
 
+    def next_bound(self, thresholds: Mapping[str, float]) -> float | None:
+        """Return the bound above which the next loss is unusual; None while there is none."""
+        level = self._level_before(LARGEST, self._usual(thresholds), thresholds)
+        return None if level is None else level.spike_bound
+
     def level(self, thresholds: Mapping[str, float]) -> LossLevel | None:
         """Return the usual level; None during the warm-up, and where there is no scale."""
         usual = self._usual(thresholds)

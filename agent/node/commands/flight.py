@@ -18,7 +18,7 @@ from mp_agent.flight.report.page import as_html
 from mp_agent.flight.report.text import print_analysis
 from mp_agent.inputs.files import printable
 from mp_agent.node.flight.job import FlightJob, evidence_of_rings, newest_sequence, read_rank_logs
-from mp_agent.node.flight.replay import replay
+from mp_agent.node.flight.replay import judged
 from mp_agent.node.flight.service import DumpRequest, pop_answer, write_request
 from mp_agent.output import refuse
 from mp_agent.records.flight import FlightRequest
@@ -124,7 +124,7 @@ def analyse_path(
         values=with_assignments(evidence.values, assignments),
         gpu_errors=tuple(error for file in error_files for error in read_gpu_errors(file)),
     )
-    return analyse(evidence, replay(evidence.ranks))
+    return analyse(evidence, judged(evidence))
 
 
 def evidence_at(path: Path, settings: Settings) -> Evidence:

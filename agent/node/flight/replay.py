@@ -1,11 +1,19 @@
-"""Merges recorded rows of an attempt again, with the code that merges live ones."""
+"""Merges recorded rows of an attempt again, and judges them, with the code for live ones."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from mp_agent.flight.postmortem.diagnosis import LayerSample, RunHistory
-from mp_agent.node.accounting.incidents import IncidentTracker
+from mp_agent.alerting.backtesting import Quantity
+from mp_agent.alerting.conditions import CONDITIONS
+from mp_agent.alerting.values import Values
+from mp_agent.flight.postmortem.diagnosis import LayerSample, RunHistory, Usual
+from mp_agent.flight.record.evidence import Evidence
+from mp_agent.node.accounting.learning import LearningTracker
+from mp_agent.node.accounting.progress import Progress
+from mp_agent.node.accounting.windows import MAIN, median_of_sorted
 from mp_agent.node.cluster.root import MergedTable
+from mp_agent.node.flight.judge import Judge, TimedStep
 from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_expected_shares
 from mp_agent.node.merge.node_layers import LayerNames, RankLayers, reduce_layers
 from mp_agent.node.merge.node_steps import RankStep, reduce_step
@@ -17,23 +25,100 @@ from mp_agent.records.flight import RankLog
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Schema, family_columns
 
+_OF_TIME = {Quantity.LIFE, Quantity.AGENT, Quantity.CODE}
+_JUDGED = tuple(
+    condition
+    for condition in CONDITIONS
+    if not any(_OF_TIME.intersection(needed) for needed in condition.needs)
+    and condition.name not in ("MpAgentRankStraggler", "MpAgentCoverageLow")
+)
+"""Not those on the pace of ranks and agents, which only real time shows."""
+STEP_SECONDS = 20.0
+"""Time that a step takes at least where a record is judged. Windows and delays of conditions are
+minutes, which let go what lasts for some steps of a slow run; so that they do of a fast one, whose
+record is over within seconds."""
+
 
 def replay(ranks: Sequence[RankLog]) -> RunHistory:
-    """Return the history of an attempt, with the live agent's numbers, incident and blamed rank."""
-    merge = _Replay(ranks)
-    steps = tuple(merge.steps())
-    tables = tuple(
-        (sequence, families[GRADIENTS.name])
-        for sequence, families in merge.tables()
-        if GRADIENTS.name in families
-    )
-    incident = _incident(steps, tables)
-    return RunHistory(
-        steps=steps,
-        tables=tuple(_layer_history(sequence, layers) for sequence, layers in tables),
+    """Return the steps and layers of an attempt, with the live agent's numbers."""
+    return _history(tuple(merged_items(ranks)))
+
+
+def judged(evidence: Evidence) -> RunHistory:
+    """Return the same with what the live agent judges of them, and where an incident began.
+
+    A record begins within a run: the account takes the steps before it as made, so that no warm-up
+    begins with it. What only a longer past shows is among the record's own conditions.
+    """
+    items = tuple(merged_items(evidence.ranks))
+    return judged_items(items, evidence.values, evidence.identity.run)
+
+
+def judged_items(items: Sequence[MergedStep | MergedTable], values: Values, run: str) -> RunHistory:
+    """Return steps and layers, each table after its step, with what is judged of them."""
+    history = _history(items)
+    if not history.steps:
+        return history
+    # Those before the record were no warm-up.
+    learning = LearningTracker(rates=history.steps[0].sequence - 1)
+    judge = _Judge(run, values, _JUDGED, progress=Progress(learning=learning))
+    judge.play(_timed(items, STEP_SECONDS * values.time_scale))
+    incident = judge.account.progress.incident
+    return replace(
+        history,
         first_nonfinite=incident.first,
         first_nonfinite_sequence=incident.first_sequence,
+        conditions=judge.episodes.conditions(),
+        usual=judge.usual,
     )
+
+
+def _history(items: Sequence[MergedStep | MergedTable]) -> RunHistory:
+    return RunHistory(
+        families=frozenset(name for item in items for name, own in item.families.items() if own),
+        steps=tuple(item for item in items if isinstance(item, MergedStep)),
+        tables=tuple(
+            _layer_history(item.sequence, item.families[GRADIENTS.name])
+            for item in items
+            if not isinstance(item, MergedStep) and GRADIENTS.name in item.families
+        ),
+    )
+
+
+class _Judge(Judge):
+    """Notes what the account compared each step with."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.usual: dict[int, Usual] = {}
+
+    def fold(self, step: TimedStep) -> None:
+        progress, limits = self.account.progress, self.account.thresholds
+        losses, norms = progress.losses, progress.norms.histories.get(MAIN)
+        loss = median_of_sorted(losses.ordered) if losses.ordered else None
+        bound, norm = losses.next_bound(limits), None if norms is None else norms.usual
+        super().fold(step)
+        if isinstance(step.item, MergedStep):
+            own = step.item.get("loss")
+            self.usual[step.item.sequence] = Usual(
+                loss=loss,
+                loss_bound=bound,
+                norm=norm,
+                loss_above=own is not None and bound is not None and own > bound,
+                exploded=bool(progress.norms.exploded),
+            )
+
+
+def _timed(items: Iterable[MergedStep | MergedTable], step_seconds: float) -> Iterator[TimedStep]:
+    """Yield the items with times of their own: a step takes at least so long."""
+    now, before, index = 0.0, None, -1
+    for item in items:
+        if isinstance(item, MergedStep):
+            took = 0.0 if before is None else item.time_unix_seconds - before
+            before, index = item.time_unix_seconds, index + 1
+            now = now + max(took, step_seconds) if index else before
+            item = replace(item, time_unix_seconds=now)
+        yield TimedStep(now, item, max(index, 0))
 
 
 def merged_items(ranks: Sequence[RankLog]) -> Iterator[MergedStep | MergedTable]:
@@ -150,18 +235,6 @@ def _schema_at(log: RankLog, sequence: int) -> Schema | None:
         begin = min([*sequences, *(table.sequence for table in segment.tables)], default=0)
         found = segment.schema if begin <= sequence else found
     return found
-
-
-def _incident(
-    steps: Iterable[MergedStep], tables: Iterable[tuple[int, MergedLayers]]
-) -> IncidentTracker:
-    incident = IncidentTracker()
-    for step in steps:
-        incident.fold(step)
-    for sequence, layers in tables:
-        if nearest_output := layers.nonfinite_nearest_output():
-            incident.set_layer(sequence, nearest_output)
-    return incident
 
 
 def _layer_history(sequence: int, layers: MergedLayers) -> LayerSample:

@@ -13,8 +13,11 @@ from mp_agent.flight.postmortem.analysis import diagnose
 from mp_agent.flight.postmortem.case import Case
 from mp_agent.flight.postmortem.diagnosis import Diagnosis, LayerSample, RunHistory
 from mp_agent.flight.record.evidence import Evidence, GpuError
-from mp_agent.node.accounting.incidents import IncidentTracker
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.node.cluster.root import MergedTable
+from mp_agent.node.flight.replay import judged_items
+from mp_agent.node.merge.run_layers import MergedLayers
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS
+from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.flight import FlightRequest, NodeRecord, RankLog, Segment
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Schema, Share
@@ -88,12 +91,9 @@ def findings_of(
     read_unix_seconds: float = 0.0,
     values: Values | None = None,
     gpu_errors: Sequence[GpuError] = (),
+    conditions: Sequence[ActiveCondition] = (),
 ) -> dict[str, Diagnosis]:
     """Return what is found in a history, by cause."""
-    steps = tuple(steps)
-    incident = IncidentTracker()
-    for step in steps:
-        incident.fold(step)
     schema = make_schema(precision=precision)
     logs = ranks or [make_log(segments=(Segment(schema=schema),))]
     evidence = Evidence(
@@ -101,15 +101,31 @@ def findings_of(
         ranks=tuple(logs),
         read_unix_seconds=read_unix_seconds,
         values=values or values_in_force(),
+        conditions=tuple(conditions),
         gpu_errors=tuple(gpu_errors),
     )
-    history = RunHistory(
-        steps=steps,
-        tables=tuple(tables),
-        first_nonfinite=incident.first,
-        first_nonfinite_sequence=incident.first_sequence,
-    )
+    history = history_of(steps, tables, evidence.values)
     return {finding.cause.name: finding for finding in diagnose(Case(evidence, history))}
+
+
+def history_of(
+    steps: Iterable[MergedStep], tables: Sequence[LayerSample], values: Values
+) -> RunHistory:
+    """Return what is judged of steps and samples of layers, each after its step."""
+    samples = [MergedTable(table.sequence, {GRADIENTS.name: _merged(table)}) for table in tables]
+    items: list[MergedStep | MergedTable] = [*steps, *samples]
+    items.sort(key=lambda item: item.sequence)
+    return judged_items(items, values, "llama")
+
+
+def _merged(table: LayerSample) -> MergedLayers:
+    return MergedLayers(
+        names=table.names,
+        family=GRADIENTS,
+        values=table.values,
+        sound=np.isfinite(table.values).all(axis=1) & (table.nonfinite == 0.0),
+        complete=table.complete,
+    )
 
 
 def make_segment(

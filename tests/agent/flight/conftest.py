@@ -8,7 +8,7 @@ import pytest
 from mp_agent.flight.postmortem.analysis import Analysis, analyse
 from mp_agent.flight.record.evidence import Evidence
 from mp_agent.node.flight.job import evidence_of_rings
-from mp_agent.node.flight.replay import replay
+from mp_agent.node.flight.replay import judged
 from mp_agent.settings import Settings
 from tests.agent.flight.jobs import Outcome, finished_jobs
 
@@ -44,6 +44,6 @@ def evidence_of(outcomes: dict[str, Outcome], settings: Settings) -> Callable[[s
 def analysis_of(evidence_of: Callable[[str], Evidence]) -> Callable[[str], Analysis]:
     def analysis(kind: str) -> Analysis:
         evidence = evidence_of(kind)
-        return analyse(evidence, replay(evidence.ranks))
+        return analyse(evidence, judged(evidence))
 
     return analysis

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mp_agent.node.flight.replay import replay
+from mp_agent.node.flight.replay import judged
 from mp_agent.node.run.run import Run
 from mp_agent.records.merged import MergedStep
 from mp_agent.settings import Settings
@@ -22,6 +22,6 @@ def test_steps_and_incident_are_those_of_the_live_merge(
     run.close()
     assert view is not None
 
-    history = replay(evidence_of(kind).ranks)
+    history = judged(evidence_of(kind))
     assert history.steps == tuple(live)
     assert history.first_nonfinite == view.first_nonfinite

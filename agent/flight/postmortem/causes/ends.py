@@ -1,6 +1,7 @@
-"""How a run ended: its batches, its exit, and parameters that were not trained."""
+"""Batches that are unusual, and how a run ended."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import isfinite
 from statistics import median
 
@@ -19,29 +20,36 @@ from mp_agent.records.flight import RankLog
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import EndReason, Phase
 
-_BEFORE_STEPS = 50
 _RECOVERS_STEPS = 10
 _OF_ONE_RANK = 10.0
 """How often the loss of the others a rank's must be, for the batch to be its own."""
 
 
 def unusual_batch(case: Case) -> Iterator[Diagnosis]:
-    """Yield the step with the worst batch whose loss and norm jumped and recovered."""
-    found = [step for step in case.judged if _jumps(case, step) and _recovers(case, step)]
+    """Yield the step with the worst batch whose loss and norm jumped and recovered.
+
+    A single such step is no alert, since the run is not in danger; of what went wrong later it may
+    be the cause all the same.
+    """
+    found = [
+        step
+        for before, step in pairwise(case.judged)
+        if _jumps(case, step) and not _jumps(case, before) and _recovers(case, step)
+    ]
     if not found:
         return
     worst = max(found, key=norm_of)
-    band = case.loss_band(worst.sequence)
-    usual = median(map(norm_of, case.judged_before(worst.sequence, _BEFORE_STEPS)))
+    usual = case.usual(worst)
+    grown = norm_of(worst) / (usual.norm or 1.0)
     text = (
-        f"On step {worst.step} the loss was {worst.get('loss'):.3g} against a baseline of "
-        f"{band[0] if band else 0.0:.3g}, and the gradient norm {norm_of(worst) / usual:.3g} times "
-        "its usual value; the steps before it were normal."
+        f"On step {worst.step} the loss was {worst.get('loss'):.3g} against a usual "
+        f"{usual.loss or 0.0:.3g}, and the gradient norm {grown:.3g} "
+        "times its usual value; the step before it was normal."
     )
     rank = _single_rank(case, worst.sequence)
     arguments_for = [
         Argument(text, STRONG),
-        Argument(f"Within {_RECOVERS_STEPS} steps the loss was back at its baseline.", MEDIUM),
+        Argument(f"Within {_RECOVERS_STEPS} steps the loss was back at its usual level.", MEDIUM),
     ]
     if rank is not None:
         text = f"It was the loss of rank {rank} alone: its batch, or its hardware."
@@ -58,30 +66,23 @@ def unusual_batch(case: Case) -> Iterator[Diagnosis]:
         sequence=worst.sequence,
         step=worst.step,
         rank="" if rank is None else str(rank),
-        phase="forward",
+        phase=Causes.UNUSUAL_BATCH.value.phase,
         arguments_for=tuple(arguments_for),
         arguments_against=tuple(against),
     )
 
 
 def _jumps(case: Case, step: MergedStep) -> bool:
-    """Return whether loss and norm are far above what they were, and were not a step before."""
-    loss, band = step.get("loss"), case.loss_band(step.sequence)
-    earlier = case.judged_before(step.sequence, _BEFORE_STEPS)
-    if loss is None or band is None or not earlier or loss <= band[1]:
-        return False
-    usual = median(map(norm_of, earlier))
-    growth = case.limit("grad_norm_growth")
-    last, last_loss = earlier[-1], earlier[-1].get("loss")
-    calm = norm_of(last) < growth * usual and (last_loss is None or last_loss <= band[1])
-    return calm and usual > 0 and norm_of(step) >= growth * usual
+    """Return whether loss and norm are far above what was usual."""
+    usual = case.usual(step)
+    return usual.loss_above and usual.exploded
 
 
 def _recovers(case: Case, step: MergedStep) -> bool:
-    band = case.loss_band(step.sequence)
+    bound = case.usual(step).loss_bound
     after = [s for s in case.steps if 0 < s.sequence - step.sequence <= _RECOVERS_STEPS]
     losses = case.losses(after)
-    return band is not None and bool(losses) and losses[-1] <= band[1]
+    return bound is not None and bool(losses) and losses[-1] <= bound
 
 
 def _rate_changes(case: Case, step: MergedStep) -> Iterator[float]:
@@ -211,84 +212,3 @@ def _who(logs: Sequence[RankLog]) -> str:
 
 def _progress(log: RankLog) -> tuple[int, int]:
     return (log.state.started_sequence, int(log.state.phase))
-
-
-def untrained(case: Case) -> Iterator[Diagnosis]:
-    """Yield that the run ended with steps that could not change the weights."""
-    with_rate = [step for step in case.steps if step.get("learning_rate") is not None]
-    still = _at_the_end(with_rate, lambda step: step.get("learning_rate") == 0.0)
-    if still and len(still) >= case.limit("untrained_steps"):
-        text = f"The learning rate was 0 on the last {len(still)} steps."
-        earlier = with_rate[: -len(still)]
-        yield _finding(Causes.LEARNING_RATE_ZERO, still, text, _had_ended(earlier))
-    zero = _at_the_end(case.judged, lambda step: norm_of(step) == 0.0)
-    if zero and len(zero) >= case.limit("untrained_steps"):
-        text = f"All gradients were exactly 0 on the last {len(zero)} steps."
-        yield _finding(Causes.ZERO_GRADIENTS, zero, text, _zero_losses(case, zero))
-        return
-    yield from _constant_loss(case)
-
-
-def _constant_loss(case: Case) -> Iterator[Diagnosis]:
-    """Yield that the loss was the same at the end, as were the norms or after losses above 0."""
-    observed = [step for step in case.judged if step.get("loss") is not None]
-    if not observed:
-        return
-    last = observed[-1].get("loss")
-    same = _at_the_end(observed, lambda step: step.get("loss") == last)
-    earlier = case.losses(observed[: -len(same)])
-    one_norm = len({norm_of(step) for step in same}) == 1
-    vanished = last == 0.0 and bool(earlier) and min(earlier) > 0.0
-    if len(same) < case.limit("untrained_steps") or not (one_norm or vanished):
-        return
-    text = f"The loss was exactly {last:.4g} on the last {len(same)} steps."
-    yield _finding(Causes.CONSTANT_LOSS, same, text, _one_norm(same, one_norm=one_norm))
-
-
-def _one_norm(steps: Sequence[MergedStep], *, one_norm: bool) -> Iterator[Argument]:
-    if one_norm:
-        text = f"So was the gradient norm: {norm_of(steps[0]):.4g} on every step."
-        yield Argument(text, MEDIUM)
-
-
-def _at_the_end(
-    steps: Sequence[MergedStep], holds: Callable[[MergedStep], bool]
-) -> list[MergedStep]:
-    found: list[MergedStep] = []
-    for step in reversed(steps):
-        if not holds(step):
-            break
-        found.append(step)
-    return found[::-1]
-
-
-def _finding(
-    cause: Causes, steps: Sequence[MergedStep], text: str, more: Iterator[Argument]
-) -> Diagnosis:
-    arguments = [Argument(text, STRONG + MEDIUM), *more]
-    return Diagnosis(
-        cause=cause.value,
-        sequence=steps[0].sequence,
-        step=steps[0].step,
-        phase="optimizer" if cause is Causes.LEARNING_RATE_ZERO else "backward",
-        arguments_for=tuple(a for a in arguments if a.weight > 0),
-        arguments_against=tuple(Argument(a.text, -a.weight) for a in arguments if a.weight < 0),
-    )
-
-
-def _had_ended(earlier: Sequence[MergedStep]) -> Iterator[Argument]:
-    rates = [step.get("learning_rate") or 0.0 for step in earlier]
-    if not rates:
-        yield Argument("No earlier step is kept: it may be the beginning of a warm-up.", -MEDIUM)
-    elif rates[-1] < max(rates):
-        text = f"It had fallen from {max(rates):.3g}: the schedule ended before the run."
-        yield Argument(text, MEDIUM)
-
-
-def _zero_losses(case: Case, zero: Sequence[MergedStep]) -> Iterator[Argument]:
-    losses = case.losses(zero)
-    if losses and max(losses) == 0.0:
-        yield Argument("The loss was exactly 0 as well: labels may be masked.", MEDIUM)
-    elif losses and min(losses) < max(losses):
-        text = "The loss was not 0 and still varied: the output is detached from the parameters."
-        yield Argument(text, WEAK)

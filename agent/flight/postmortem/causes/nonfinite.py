@@ -1,6 +1,6 @@
-"""Causes of NaN and Inf: their origin, and hardware."""
+"""Where NaN and Inf came from: the step, the ranks, the layer, the pass; and the hardware."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mp_agent.flight.postmortem.case import Case, norm_of
 from mp_agent.flight.postmortem.diagnosis import (
@@ -14,105 +14,81 @@ from mp_agent.flight.postmortem.diagnosis import (
 )
 from mp_agent.flight.record.evidence import GpuError
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.views import FirstNonfinite
+
+_CALM_STEPS = 20
 
 
 def nonfinite(case: Case) -> Iterator[Diagnosis]:
-    """Yield where the latest incident originated, and what it did to the weights."""
+    """Yield where the latest incident originated."""
     first = case.history.first_nonfinite
     step = case.step_at(case.history.first_nonfinite_sequence)
-    if first is not None and step is not None:
-        if first.phase == "backward":
-            yield _from_backward(case, step, first)
-        elif first.rank and len(step.present_ranks) > 1:
-            yield _from_ranks(case, step, first)
-        else:
-            yield _from_forward(case, step)
-    yield from _updates(case)
+    if first is None or step is None:
+        return
+    several = len(step.present_ranks) > 1
+    if first.phase == "backward":
+        cause, arguments = Causes.NONFINITE_BACKWARD, _from_backward(case, step, first.layer)
+    elif first.rank and several:
+        cause, arguments = Causes.NONFINITE_ON_ONE_RANK, _from_ranks(step)
+    else:
+        cause, arguments = Causes.NONFINITE_FORWARD, _from_forward(case, step)
+    yield Diagnosis(
+        cause=cause.value,
+        sequence=step.sequence,
+        step=step.step,
+        rank=first.rank if several else "",
+        layer=first.layer,
+        phase=cause.value.phase,
+        arguments_for=(*arguments, *_sudden(case, step)),
+    )
 
 
-def _from_ranks(case: Case, step: MergedStep, first: FirstNonfinite) -> Diagnosis:
+def _from_ranks(step: MergedStep) -> Iterator[Argument]:
     blamed = step.nonfinite_loss_ranks
     others = len(step.present_ranks) - len(blamed)
-    text = (
+    yield Argument(
         f"On step {step.step} the loss of {ranks_text(blamed)} was NaN or Inf, and that of "
-        f"{others} other(s) finite: observed before gradients were reduced."
-    )
-    return _finding(
-        case,
-        Causes.NONFINITE_ON_ONE_RANK,
-        step,
-        rank=first.rank,
-        phase="forward",
-        arguments=[Argument(text, DECISIVE), *_sudden(case, step)],
+        f"{others} other(s) finite: observed before gradients were reduced.",
+        DECISIVE,
     )
 
 
-def _from_forward(case: Case, step: MergedStep) -> Diagnosis:
+def _from_forward(case: Case, step: MergedStep) -> Iterator[Argument]:
     ranks = len(step.present_ranks)
-    if ranks > 1:
-        arguments = [
-            Argument(
-                f"On step {step.step} the loss of all {ranks} ranks was NaN or Inf at once.",
-                STRONG,
-            )
-        ]
-    else:
-        arguments = [Argument(f"On step {step.step} the loss was NaN or Inf.", STRONG)]
-    stuck = _skipped_nonfinite(case, step.sequence)
+    who = f"the loss of all {ranks} ranks was NaN or Inf at once" if ranks > 1 else ""
+    yield Argument(f"On step {step.step} {who or 'the loss was NaN or Inf'}.", STRONG)
+    stuck = sum(s.weights_kept and s.flag("loss_nonfinite") for s in case.since(step.sequence))
     if stuck > 1:
-        arguments.append(
-            Argument(
-                f"The same happened on {stuck} skipped steps: the forward pass itself "
-                "overflows, which no loss scale changes.",
-                MEDIUM,
-            )
+        text = (
+            f"The same happened on {stuck} skipped steps: the forward pass itself overflows, which "
+            "no loss scale changes."
         )
+        yield Argument(text, MEDIUM)
     if "fp16" in case.evidence.facts.get("precision", ""):
-        arguments.append(
-            Argument("The forward pass is in FP16, whose largest value is 65504.", WEAK)
-        )
-    arguments += _sudden(case, step)
-    return _finding(case, Causes.NONFINITE_FORWARD, step, phase="forward", arguments=arguments)
+        text = "The forward pass is in FP16, whose largest value is 65504."
+        yield Argument(text, WEAK)
 
 
-def _from_backward(case: Case, step: MergedStep, first: FirstNonfinite) -> Diagnosis:
-    elements = step.gradient_nonfinite_elements
-    arguments = [
-        Argument(
-            f"On step {step.step} the loss was finite on all ranks, and {elements:.0f} gradient "
-            "element(s) were NaN or Inf.",
-            STRONG,
-        )
-    ]
-    named = len(step.present_ranks) > 1 and first.rank
-    if named:
-        arguments += _own_gradients(case, step)
-    if first.layer:
-        arguments.append(
-            Argument(
-                f"Of the layers affected, {first.layer} is nearest to the output, where backward "
-                "begins.",
-                MEDIUM,
-            )
-        )
-    arguments += _sudden(case, step)
-    return _finding(
-        case,
-        Causes.NONFINITE_BACKWARD,
-        step,
-        rank=first.rank if named else "",
-        layer=first.layer,
-        phase="backward",
-        arguments=arguments,
+def _from_backward(case: Case, step: MergedStep, layer: str) -> Iterator[Argument]:
+    yield Argument(
+        f"On step {step.step} the loss was finite on all ranks, and "
+        f"{step.gradient_nonfinite_elements:.0f} gradient element(s) were NaN or Inf.",
+        STRONG,
     )
+    if len(step.present_ranks) > 1:
+        yield from _own_gradients(case, step)
+    if layer:
+        text = (
+            f"Of the layers affected, {layer} is nearest to the output, where backward begins, or "
+            "made them."
+        )
+        yield Argument(text, MEDIUM)
 
 
 def _own_gradients(case: Case, first: MergedStep) -> Iterator[Argument]:
     """Yield whose own gradients were not finite, on the first step on which that was measured."""
-    for step in case.steps:
+    for step in case.since(first.sequence):
         blamed = step.nonfinite_gradient_ranks
-        if step.sequence < first.sequence or not blamed or step.flag("loss_nonfinite"):
+        if not blamed or step.flag("loss_nonfinite"):
             continue
         others = len(step.present_ranks) - len(blamed)
         when = "" if step is first else f"on step {step.step}, where they were first measured, "
@@ -124,80 +100,22 @@ def _own_gradients(case: Case, first: MergedStep) -> Iterator[Argument]:
         return
 
 
-def _updates(case: Case) -> Iterator[Diagnosis]:
-    updates = [
-        step
-        for step in case.steps
-        if not step.weights_kept and step.gradient_nonfinite_elements > 0
-    ]
-    if not updates:
-        return
-    first = updates[0]
-    arguments = [
-        Argument(
-            f"From step {first.step} on, {len(updates)} step(s) of the optimizer used NaN or Inf "
-            "gradients; the weights they updated are lost.",
-            STRONG,
-        )
-    ]
-    if not case.has_scaler:
-        arguments.append(Argument("There is no GradScaler that would skip such steps.", MEDIUM))
-    yield _finding(case, Causes.NONFINITE_UPDATE, first, phase="optimizer", arguments=arguments)
+def _sudden(case: Case, step: MergedStep) -> Iterator[Argument]:
+    """Yield that gradients were normal before, if they were."""
+    earlier = [s for s in case.judged if s.sequence < step.sequence][-_CALM_STEPS:]
+    if earlier and not any(case.usual(s).exploded for s in earlier):
+        norm, number = norm_of(earlier[-1]), earlier[-1].step
+        text = f"The gradients were normal until then: norm {norm:.3g} on step {number}."
+        yield Argument(text, WEAK)
 
 
-def _sudden(case: Case, step: MergedStep) -> list[Argument]:
-    """Return the argument that gradients were normal before, if they were."""
-    earlier = case.judged_before(step.sequence, 20)
-    if not earlier or max(map(norm_of, earlier)) > case.limit("grad_norm_high"):
-        return []
-    last = earlier[-1]
-    return [
-        Argument(
-            f"The gradients were normal until then: norm {norm_of(last):.3g} on step {last.step}.",
-            WEAK,
-        )
-    ]
-
-
-def _skipped_nonfinite(case: Case, sequence: int) -> int:
-    return sum(
-        step.weights_kept and step.flag("loss_nonfinite")
-        for step in case.steps
-        if step.sequence >= sequence
-    )
-
-
-def _finding(
-    case: Case,
-    cause: Causes,
-    step: MergedStep,
-    *,
-    arguments: list[Argument],
-    rank: str = "",
-    layer: str = "",
-    phase: str = "",
-) -> Diagnosis:
-    return Diagnosis(
-        cause=cause.value,
-        sequence=step.sequence,
-        step=step.step,
-        rank=rank,
-        layer=layer,
-        phase=phase,
-        arguments_for=tuple(arguments),
-    )
-
-
-def ranks_text(ranks: tuple[int, ...]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     """Return ranks as text."""
     numbers = ", ".join(map(str, ranks))
     return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"
 
 
 _NEAR_SECONDS = 600.0
-_NAMED_AT_MOST = 8
-_LOST_STEPS = 3
-"""Steps on which no two ranks have the gradients that a wrapper says are the same."""
 
 
 def gpu_errors(case: Case) -> Iterator[Diagnosis]:
@@ -206,78 +124,19 @@ def gpu_errors(case: Case) -> Iterator[Diagnosis]:
     if not near:
         return
     first = next((error for error in near if error.of_hardware), near[0])
-    arguments_for = [_reported(error) for error in (first, *(e for e in near if e is not first))]
-    sequence = _sequence_at(case, first)
     against = []
     if not any(error.of_hardware for error in near):
         text = "Programs cause these errors too, by an illegal access or when they are stopped."
         against.append(Argument(text, MEDIUM))
     if first.time_unix_seconds is None:
         against.append(Argument("It is not known when: it may be older than the run.", MEDIUM))
+    sequence = _sequence_at(case, first)
     yield Diagnosis(
         cause=Causes.GPU_ERROR.value,
         sequence=sequence,
         step=case.number_of(sequence),
-        arguments_for=tuple(arguments_for),
+        arguments_for=tuple(map(_reported, (first, *(e for e in near if e is not first)))),
         arguments_against=tuple(against),
-    )
-
-
-def never_reduced(case: Case) -> Iterator[Diagnosis]:
-    """Yield the first of the steps, up to the last one, whose gradients no collective reduced."""
-    compared = [step for step in case.steps if step.reduction is not None and not step.skipped]
-    reduced = [
-        at for at, step in enumerate(compared) if step.reduction and not step.reduction.apart
-    ]
-    apart = compared[reduced[-1] if reduced else 0 :]
-    if reduced and not (apart[0].reduction and apart[0].reduction.parts):
-        del apart[0]
-    contradicted = sum(step.reduction.contradicted for step in apart if step.reduction)
-    if not apart or (len(apart) < case.limit("unreduced_steps") and contradicted < _LOST_STEPS):
-        return
-    first, ranks = apart[0], case.world_size
-    arguments_for = [
-        Argument(
-            f"On {len(apart)} consecutive step(s), up to the last one, the {ranks} ranks stepped "
-            "each with its own gradients, and their weights were not equal again.",
-            DECISIVE,
-        )
-    ]
-    if contradicted:
-        text = "A wrapper is there to reduce them; its forward pass may have been bypassed."
-        arguments_for.append(Argument(text, MEDIUM))
-    yield Diagnosis(
-        cause=Causes.NEVER_REDUCED.value,
-        sequence=first.sequence,
-        step=first.step,
-        phase="backward",
-        arguments_for=tuple(arguments_for),
-    )
-
-
-def replica_divergence(case: Case) -> Iterator[Diagnosis]:
-    """Yield the first step on which replicas were compared and were not equal."""
-    apart = [s for s in case.steps if any(not c.agree for c in s.replicas.values())]
-    if not apart:
-        return
-    first = apart[0]
-    kind = next(name for name, found in first.replicas.items() if not found.agree)
-    ranks, tensors = first.replicas[kind].minority_ranks, first.replicas[kind].tensors
-    named = f"rank {', '.join(map(str, ranks))}" if ranks else "single ranks"
-    arguments_for = [
-        Argument(f"On step {first.step} the {kind} of {named} differed from the others.", DECISIVE),
-        Argument(f"They differed on {len(apart)} step(s).", WEAK),
-    ]
-    if tensors:
-        text = f"Only {', '.join(tensors[:_NAMED_AT_MOST])} differed."
-        arguments_for.append(Argument(text, WEAK))
-    yield Diagnosis(
-        cause=Causes.REPLICA_DIVERGENCE.value,
-        sequence=first.sequence,
-        step=first.step,
-        rank=",".join(map(str, ranks)),
-        phase="optimizer",
-        arguments_for=tuple(arguments_for),
     )
 
 
@@ -296,10 +155,6 @@ def _is_near(case: Case, error: GpuError) -> bool:
 
 def _sequence_at(case: Case, error: GpuError) -> int:
     """Return the step that was under way at the time; the first one kept if it is not known."""
-    if not case.steps:
-        return 0
-    if error.time_unix_seconds is None:
-        return case.steps[0].sequence
     moment = error.time_unix_seconds
-    later = (step for step in case.steps if step.time_unix_seconds >= moment)
-    return next(later, case.steps[-1]).sequence
+    later = (s for s in case.steps if moment is None or s.time_unix_seconds >= moment)
+    return next(later, case.steps[-1]).sequence if case.steps else 0

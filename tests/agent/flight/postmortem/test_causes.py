@@ -43,13 +43,15 @@ def test_the_layer_of_an_explosion_is_that_of_its_first_step():
     assert any("99%" in argument.text for argument in finding.arguments_for)
 
 
-def test_spikes_that_clipping_handles_are_accused_of_nothing():
+def test_spikes_that_clipping_handles_are_said_to_be_contained():
     steps = calm(100, clip_max_norm=1.0, clip_norm=1.0)
     for place in (40, 41, 80):
         steps[place] = merged_step(
             place + 1, norm=5000.0, loss=2.0, clip_max_norm=1.0, clip_norm=5000.0
         )
-    assert findings_of(steps) == {}
+    found = findings_of(steps)
+    assert found.keys() == {"contained_explosion"}
+    assert (found["contained_explosion"].step, found["contained_explosion"].score > 0) == (41, True)
 
 
 def test_clipped_steps_are_accused_where_the_loss_soars_nevertheless():
@@ -141,10 +143,11 @@ def test_layers_that_lose_their_gradients_are_found_and_frozen_ones_are_not():
         frozen = {"elements": 100.0, "zero_elements": 100.0}
         return layers(sequence, {"alive": alive, "frozen": frozen})
 
-    assert findings_of(calm(60), [table(10, 5.0), table(50, 10.0)]) == {}
+    early = [table(sequence, 5.0) for sequence in range(1, 6)]
+    assert findings_of(calm(60), [*early, table(30, 10.0)]) == {}
     steps = calm(60, loss_scale=1024.0)
-    finding = findings_of(steps, [table(10, 5.0), table(50, 60.0)])["gradient_underflow"]
-    assert (finding.step, finding.layer) == (50, "alive")
+    finding = findings_of(steps, [*early, table(30, 60.0)])["gradient_underflow"]
+    assert (finding.step, finding.layer) == (30, "alive")
 
 
 def test_a_loss_that_leaves_its_baseline_for_good_is_found():

@@ -1,75 +1,18 @@
-"""Spans of alerts of a judged log, and its points as curves for a page."""
+"""Spans of alerts of a run that is played again."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import groupby
-from math import isfinite
 
 from mp_agent.alerting.detector.detector import Change, Finding
+from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import Values
-from mp_agent.backtest.log.steps import update_skipped
-from mp_agent.backtest.log.training_log import Point
-from mp_agent.backtest.results import SEVERITIES, Alert, RunCurves
 from mp_agent.node.conditions.messages import Observation, described
-from mp_agent.records.conditions import ActiveCondition
-
-PLACES_MAX = 1200
-"""Points of a curve at most."""
-NAMES = ("loss", "grad_norm", "learning_rate", "loss_scale")
-
-
-def curves_of(points: Sequence[Point]) -> RunCurves:
-    """Return the curves of a log's points; of those with equal numbers everywhere, none."""
-    kept = _kept(points)
-    shown = [points[index] for index in kept]
-    values = {}
-    for name in NAMES:
-        column = [_finite(getattr(point, name)) for point in shown]
-        if any(value is not None for value in column):
-            values[name] = column
-    # Where a point with trouble was thinned out, the next one that is shown bears its mark.
-    marks: dict[str, list[int]] = {"loss": [], "grad_norm": [], "skipped": []}
-    place = 0
-    for index, point in enumerate(points):
-        while place < len(kept) - 1 and kept[place] < index:
-            place += 1
-        for name in ("loss", "grad_norm"):
-            value = getattr(point, name)
-            if value is not None and not isfinite(value):
-                marks[name].append(place)
-        if point.skipped_steps or update_skipped(points, index):
-            marks["skipped"].append(place)
-    return RunCurves(
-        step=[point.step for point in shown],
-        values=values,
-        marks={name: sorted(set(places)) for name, places in marks.items() if places},
-    )
-
-
-def _kept(points: Sequence[Point]) -> list[int]:
-    """Return the indices to draw: of each stretch the first, and each curve's extremes."""
-    if len(points) <= PLACES_MAX:
-        return list(range(len(points)))
-    stretches = PLACES_MAX // (1 + 2 * 2)
-    size = -(-len(points) // stretches)
-    kept = {0, len(points) - 1}
-    for begin in range(0, len(points), size):
-        indices = range(begin, min(begin + size, len(points)))
-        kept.add(begin)
-        for name in NAMES[:2]:
-            known = [
-                (v, i) for i in indices if (v := _finite(getattr(points[i], name))) is not None
-            ]
-            if known:
-                kept.update((min(known)[1], max(known)[1]))
-    return sorted(kept)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and isfinite(value) else None
-
+from mp_agent.records.conditions import ActiveCondition, Alert
 
 Lookup = Callable[[str], Iterable[Mapping[str, str]]]
+
+_WORST_FIRST = tuple(severity.value for severity in Severity)
 
 _Key = tuple[str, tuple[tuple[str, str], ...], str]
 """Condition, labels, severity."""
@@ -131,28 +74,42 @@ class Episodes:
         for episode in self._open.values():
             episode.last_step, episode.last_seconds = step, now_seconds
 
+    def conditions(self) -> tuple[ActiveCondition, ...]:
+        """Return each condition that was active at any time, at its worst, since it began."""
+        return tuple(
+            replace(worst.active, since_step=min(one.active.since_step for one in episodes))
+            for episodes in self._by_place()
+            for worst in (_worst(episodes),)
+        )
+
     def alerts(self) -> tuple[Alert, ...]:
         """Return the alerts in the order in which they were first reported."""
+        alerts = map(_alert, self._by_place())
+        return tuple(sorted(alerts, key=lambda alert: (alert.fired_point, alert.fired_step)))
+
+    def _by_place(self) -> Iterator[list[_Episode]]:
+        """Yield the episodes of each condition and its labels, at all its severities."""
 
         def place(episode: _Episode) -> tuple[str, tuple[tuple[str, str], ...]]:
             return episode.finding.condition.name, tuple(episode.finding.labels.items())
 
-        grouped = groupby(sorted(self._all, key=place), key=place)
-        alerts = [_alert(list(episodes)) for _, episodes in grouped]
-        return tuple(sorted(alerts, key=lambda alert: (alert.fired_point, alert.fired_step)))
+        for _, episodes in groupby(sorted(self._all, key=place), key=place):
+            yield sorted(episodes, key=lambda episode: episode.finding.since_seconds)
+
+
+def _worst(episodes: Iterable[_Episode]) -> _Episode:
+    return min(episodes, key=lambda episode: _WORST_FIRST.index(episode.finding.severity))
 
 
 def _alert(episodes: list[_Episode]) -> Alert:
-    """Return the episodes of a condition, at all its severities, as one alert."""
-    episodes.sort(key=lambda episode: episode.finding.since_seconds)
-    severity = min((e.finding.severity for e in episodes), key=SEVERITIES.index)
-    worst = next(episode for episode in episodes if episode.finding.severity == severity)
+    """Return the episodes of a condition, in order, as one alert."""
+    worst = _worst(episodes)
     first = min(episodes, key=lambda episode: (episode.fired_point, episode.fired_step))
     spans = _united(episodes)
     condition = worst.finding.condition
     return Alert(
         name=condition.name,
-        severity=severity,
+        severity=worst.finding.severity,
         labels=dict(worst.finding.labels),
         first_step=episodes[0].finding.since_step,
         fired_step=first.fired_step,
