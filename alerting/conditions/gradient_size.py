@@ -38,7 +38,7 @@ _DESCRIPTION = (
     f"The gradient norm of run {{run}} was above <LIMIT>, and <grad_norm_growth> times its usual "
     f"value or more, on {_COUNT} step(s) in the last <explosion_window>"
 )
-CONTAINED = "; all of them were clipped, and the loss stayed at its usual level"
+CONTAINED = "; clipping or the guard contained all of them, and the loss stayed at its usual level"
 
 
 def describe(bound: Limit, end: str = "") -> str:
@@ -110,7 +110,8 @@ GRADIENT_EXPLOSION = Condition(
         Level(
             severity=Severity.CRITICAL,
             triage=Triage(
-                weights="probably damaged, since updates of this size were applied",
+                weights="probably damaged, since updates of this size were applied or the loss "
+                "does not show that all of them were contained",
                 now=ROLL_BACK,
             ),
             when=unless(

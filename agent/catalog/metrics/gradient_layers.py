@@ -37,10 +37,11 @@ def _exploded(change: StepTransition) -> Reading:
 
 
 def _unclipped(change: StepTransition) -> Reading:
-    """Leave out what clipping shrank; that is known of the main optimizer alone."""
-    coefficient = change.step.clip_coefficient
-    clipped = coefficient is not None and coefficient < 1.0
-    norms = {name: norm for name, norm in change.exploded.items() if name or not clipped}
+    """Leave out what did not reach the weights; of a clipping that is the main optimizer's part."""
+    if change.step.weights_kept:
+        return None
+    contained = change.step.contained
+    norms = {name: norm for name, norm in change.exploded.items() if name or not contained}
     return _above(change, norms)
 
 
@@ -83,7 +84,8 @@ GRAD_EXPLODED_UNCLIPPED = counter(
     label_values=_bounds,
     thresholds=(*_HIGH_BOUNDS, "grad_norm_growth"),
     help="Steps whose gradient norm was above the bound and far above its own usual value, and "
-    "on which clipping is not known to have reduced the gradients.",
+    "on which neither clipping nor the guard is known to have reduced the gradients, or to have "
+    "kept them from the weights.",
     count=_unclipped,
 )
 CLIP_SCALED_STEPS = gauge(

@@ -96,9 +96,9 @@ def _exceeded(change: StepTransition) -> Reading:
 
 
 def _unclipped(change: StepTransition) -> Reading:
-    """Count what exceeds a bound, unless clipping shrank it; of other models that is not known."""
+    """Count what exceeds a bound, unless it was contained; of other models that is not known."""
     exceeded, optimizers = _exceeded(change), change.step.optimizers
-    if not isinstance(exceeded, Mapping) or _clipped(change) != 1.0:
+    if not isinstance(exceeded, Mapping) or not change.step.contained:
         return exceeded
     return {
         (bound, *name): 0.0 if not name or optimizers[name[0]].joint else value
@@ -198,7 +198,8 @@ GRAD_NORM_UNCLIPPED = counter(
     optional_labels=OPTIMIZER,
     label_values=_bounds,
     thresholds=_NORM_BOUNDS,
-    help="Steps whose gradient norm was above the bound and was not shrunk by clipping.",
+    help="Steps whose gradient norm was above the bound and was not shrunk by clipping or the "
+    "guard, nor kept from the weights.",
     count=_unclipped,
 )
 GRAD_FP16_HEADROOM = gauge(

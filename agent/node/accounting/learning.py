@@ -1,11 +1,12 @@
 """Detects steps that cannot have trained, learning rate jumps and clipping of scaled gradients."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
 
 from mp_agent.node.accounting.loss_reference import LossReference
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
+from mp_agent.node.accounting.windows import median
 from mp_agent.records.health import Learning
 from mp_agent.records.merged import MergedStep
 
@@ -19,6 +20,8 @@ LOSS_VANISHED = "loss 0"
 _UNCERTAIN = frozenset((ZERO_RATE, NO_GRADIENTS))
 """Reasons that a loss which falls all the same disproves: a rate of the first parameter group, and
 gradients that hooks do not see."""
+_LATEST_LOSSES = 16
+"""Losses whose median is where the best level, which is over more, falls to by itself."""
 _FALL_DEVIATIONS = 2.0
 """Fall of the best level, in its deviations, that shows that something is learned."""
 _SAME_LOSS_SHARE = 1e-4
@@ -82,7 +85,8 @@ class LearningTracker(Tracker):
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add a closed step."""
         self.fold(step, context.thresholds)
-        self._follow_level(context.progress.losses.reference)
+        losses = context.progress.losses
+        self._follow_level(losses.reference, losses.window[-_LATEST_LOSSES:])
 
     def view(self) -> Learning:
         """Return for how many steps in a row nothing can have been learned."""
@@ -144,13 +148,16 @@ class LearningTracker(Tracker):
             self.clear = loss > 0.0
             self.clear_losses += 1
 
-    def _follow_level(self, reference: LossReference) -> None:
-        """Note whether the best level of the loss has fallen since there is reason to doubt it."""
+    def _follow_level(self, reference: LossReference, latest: Sequence[float]) -> None:
+        """Note whether the best level of the loss has fallen since there is reason to doubt it.
+
+        That level lags: it falls to that of the latest losses without anything being learned.
+        """
         best = reference.best
         if best is None or _UNCERTAIN.isdisjoint(self.untrained):
             self.doubted_level, self.learns = None, False
         elif self.doubted_level is None:
-            self.doubted_level = best
+            self.doubted_level = min([best, *([median(latest)] if latest else ())])
         else:
             fallen = self.doubted_level - best
             self.learns |= fallen > _FALL_DEVIATIONS * reference.deviation

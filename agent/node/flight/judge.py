@@ -193,8 +193,9 @@ class Judge:
             agent=_agent_view(now_seconds - clock.begin_seconds),
             counters=account.counters,
         )
-        self._detector.readings.update(self._reader.all_series(export), now_seconds)
-        step = self._last_step()
+        step, evidence = self._last_step(), self._reader.evidence_steps(account.counters)
+        series = self._reader.all_series(export)
+        self._detector.readings.update(series, now_seconds, step, evidence)
         changes = self._detector.evaluate(now_seconds, step)
         self._holding, self._pending = self._detector.holding, self._detector.pending
         self._note(changes, view, now_seconds, clock.point, step)

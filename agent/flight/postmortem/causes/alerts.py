@@ -15,6 +15,7 @@ from mp_agent.flight.postmortem.diagnosis import (
     Cause,
     Causes,
     Diagnosis,
+    LayerSample,
 )
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.merged import MergedStep
@@ -42,6 +43,8 @@ def alerts(case: Case) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each cause that the conditions show; each condition shows one."""
     risen = _risen(case)
     shown: dict[Cause, list[ActiveCondition]] = {Causes.LOSS_DIVERGING.value: []} if risen else {}
+    if _emptied(case):
+        shown[Causes.GRADIENT_UNDERFLOW.value] = []
     for condition in case.conditions:
         if (cause := _cause_of(case, condition, risen=bool(risen))) is not None:
             shown.setdefault(cause, []).append(condition)
@@ -288,20 +291,50 @@ def _smallest_layer(case: Case, sequence: int) -> _Place:
     return "", table.names[min(alive)[1]] if table is not None and alive else ""
 
 
-def _sample_begin(case: Case, sequence: int) -> int:
-    """Return the sample that a condition of layers was judged by, which comes after its step."""
-    return max(
-        (t.sequence for t in case.history.tables if t.sequence <= sequence), default=sequence
-    )
+def _emptied(case: Case) -> list[LayerSample]:
+    """Return the last samples, if too many layers have far more zeros in them than in the first.
+
+    A record holds few samples, and the account takes five to know what is usual of a layer.
+    """
+    found: list[LayerSample] = []
+    for table in _finite(case):
+        too_many = case.limit("underflow_layers") * len(table.names)
+        found = [*found, table] if len(_lost(case, table)) > too_many else []
+    return found
 
 
-def _emptied(case: Case, sequence: int) -> _Place:
-    """Return the layer whose share of zeros has risen most since the first sample."""
-    tables = [table for table in case.history.tables if table.sequence <= sequence]
-    if not tables or tables[0].names != tables[-1].names:
-        return "", ""
-    risen = tables[-1].zero_shares - tables[0].zero_shares
-    return "", tables[-1].names[int(risen.argmax())] if risen.any() else ""
+def _finite(case: Case) -> list[LayerSample]:
+    return [table for table in case.history.tables if not table.nonfinite.any()]
+
+
+def _lost(case: Case, table: LayerSample) -> list[str]:
+    """Return the layers of a sample with far more zeros than in the first one."""
+    first = _finite(case)[0]
+    if table.names != first.names:
+        return []
+    risen = table.zero_shares - first.zero_shares > case.limit("layer_zero_rise")
+    return [name for name, is_risen in zip(table.names, risen, strict=True) if is_risen]
+
+
+def _emptied_begin(case: Case, sequence: int) -> int:
+    return min((table.sequence for table in _emptied(case)), default=sequence)
+
+
+def _underflow(case: Case, sequence: int) -> Iterator[Argument]:
+    if emptied := _emptied(case):
+        lost, layers = _lost(case, emptied[-1]), len(emptied[-1].names)
+        text = f"{len(lost)} of {layers} layers have far more zeros than in the first sample"
+        yield Argument(f"{text}; {lost[-1]} is nearest to the output.", STRONG)
+    if not case.in_fp16:
+        text = "The gradients are not in FP16, the format with the smallest range."
+        yield Argument(text, -MEDIUM)
+    elif case.has_scaler:
+        yield Argument("FP16 rounds gradients below 6e-8 to zero, after scaling.", MEDIUM)
+
+
+def _emptied_layer(case: Case, sequence: int) -> _Place:
+    emptied = _emptied(case)
+    return "", _lost(case, emptied[-1])[-1] if emptied else ""
 
 
 def _zero_gradients(case: Case, sequence: int) -> Iterator[Argument]:
@@ -365,7 +398,7 @@ _LOOKS: Mapping[str, tuple[_Begin, _Look, Callable[[Case, int], _Place]]] = {
         Causes.LOSS_SCALE_COLLAPSE: (_fall_begin, _falling, _overflowing),
         Causes.LOSS_SCALE_FALLING: (_fall_begin, _falling, _overflowing),
         Causes.GRADIENT_VANISHING: (_low_begin, _vanishing, _smallest_layer),
-        Causes.GRADIENT_UNDERFLOW: (_sample_begin, _nothing_more, _emptied),
+        Causes.GRADIENT_UNDERFLOW: (_emptied_begin, _underflow, _emptied_layer),
         Causes.ZERO_GRADIENTS: (_as_it_is, _zero_gradients, _nowhere),
         Causes.CONSTANT_LOSS: (_as_it_is, _constant_loss, _nowhere),
         Causes.REPLICA_DIVERGENCE: (_as_it_is, _nothing_more, _differing),

@@ -63,7 +63,7 @@ def _from_forward(case: Case, step: MergedStep) -> Iterator[Argument]:
             "no loss scale changes."
         )
         yield Argument(text, MEDIUM)
-    if "fp16" in case.evidence.facts.get("precision", ""):
+    if case.in_fp16:
         text = "The forward pass is in FP16, whose largest value is 65504."
         yield Argument(text, WEAK)
 

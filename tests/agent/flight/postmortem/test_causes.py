@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from mp_agent.flight.postmortem.analysis import remedies_for
 from mp_agent.records.steps import EndReason, Phase
 from tests.agent.flight.builders import calm, findings_of, layers, make_log, overflow
 from tests.agent.node.builders import merged_step
+from tests.agent.records.samples import make_condition
 
 
 def growing(first: int, count: int, **values: float):
@@ -246,3 +248,38 @@ def test_a_warm_up_and_a_warm_restart_are_no_jump():
 
 def test_norms_that_are_large_by_nature_are_accused_of_nothing():
     assert findings_of(calm(200, norm=4e4)) == {}
+
+
+def test_a_condition_that_was_active_is_a_cause_where_the_record_is_too_short_to_show_it():
+    growth = make_condition(name="MpAgentAttentionLogitGrowth", severity="warning", since_step=7)
+    found = findings_of(calm(60), conditions=[growth])
+    assert list(found) == ["attention_logit_growth"]
+    finding = found["attention_logit_growth"]
+    assert (finding.step, finding.likelihood) == (7, "possible")
+    assert finding.cause.title == "Attention logits are growing"
+    assert remedies_for(finding.cause)
+
+
+def test_a_condition_that_the_record_shows_is_not_told_twice():
+    active = make_condition(name="MpAgentGradientExplosion", severity="critical", since_step=1)
+    found = findings_of([*calm(60), *growing(61, 8)], conditions=[active])
+    assert (next(iter(found)), found["gradient_explosion"].step) == ("gradient_explosion", 63)
+
+
+def test_an_explosion_that_the_guard_kept_from_the_weights_is_said_to_be_contained():
+    steps = calm(100)
+    for place in (80, 81):
+        steps[place] = merged_step(place + 1, norm=5000.0, loss=2.0, guard_skip_update=1.0)
+    assert findings_of(steps).keys() == {"contained_explosion"}
+    for place in (80, 81):
+        steps[place] = merged_step(place + 1, norm=5000.0, loss=2.0)
+    assert next(iter(findings_of(steps))) == "gradient_explosion"
+
+
+@pytest.mark.parametrize("step_seconds", [0.01, 1.0, 60.0])
+def test_what_alerts_wait_minutes_for_is_found_in_a_record_of_seconds(step_seconds):
+    steps = [
+        replace(step, time_unix_seconds=step.sequence * step_seconds)
+        for step in (*calm(60), *calm(30, first=61, norm=1e-7))
+    ]
+    assert findings_of(steps)["gradient_vanishing"].step == 61

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from mp_agent.catalog.guard import DRY_RUN
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
@@ -171,6 +172,19 @@ def read(account: Accumulator, name: str) -> object:
     metric = BY_PROMETHEUS_NAME[name]
     assert metric.read is not None
     return metric.read(view)
+
+
+@pytest.mark.parametrize("action", ["guard_clip_gradients", "guard_skip_update"])
+@pytest.mark.parametrize(("mode", "unclipped"), [(1.0, 0), (DRY_RUN, 1)])
+def test_what_the_guard_kept_from_the_weights_is_not_counted_as_unclipped(
+    account, action, mode, unclipped
+):
+    for sequence in range(1, 5):
+        account.fold_step(merged_step(sequence, norm=1.0, nan_elements=0.0))
+    account.fold_step(merged_step(5, norm=1500.0, nan_elements=0.0, **{action: mode}))
+    for name in ("grad_norm", "grad_exploded"):
+        found = total(account, f"mp_agent_{name}_unclipped_steps_total", "extreme")
+        assert found == unclipped, name
 
 
 def test_what_clipping_shrank_is_not_counted_as_unclipped(account):

@@ -115,6 +115,15 @@ def untrained(
     return dict(account.progress.learning.view().untrained)
 
 
+def test_a_best_level_that_still_follows_earlier_losses_proves_nothing(
+    account: Accumulator,
+) -> None:
+    for level in (3.0, 2.5, 2.0, 1.5, 1.0):
+        untrained(account, 20, loss=(level, 0.01))
+    found = untrained(account, 100, loss=(1.0, 0.01), learning_rate=0.0)
+    assert found["learning rate 0"] == 100
+
+
 def test_a_loss_that_falls_to_exactly_0_for_good(account: Accumulator) -> None:
     assert untrained(account, 50) == {}
     assert untrained(account, 80, loss=0.0) == {"loss 0": 80}
