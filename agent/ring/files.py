@@ -127,6 +127,8 @@ def read_private(path: Path, bytes_max: int) -> bytes | None:
 
     Returns None when it is absent, foreign or cannot be read.
     """
+    if not os.access(path, os.F_OK):  # asked often, and cheaper than to look into an exception
+        return None
     try:
         fd = open_private(path)
     except (OSError, RingError) as error:

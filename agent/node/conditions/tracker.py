@@ -221,7 +221,7 @@ def _key(finding: Finding) -> _Key:
     return finding.condition.name, finding.severity, tuple(finding.labels.items())
 
 
-PROCESSOR_SHARE = 0.05
+PROCESSOR_SHARE = 0.005
 """Share of one processor that judging may take, however fast the steps come."""
 JUDGE_INTERVAL_SECONDS = 1.0
 """Time between two judgements while no step arrives."""
@@ -256,7 +256,7 @@ class ConditionTracker:
         self._view: RunView | None = None
         self._unjudged = self._changed = False
         self._judged_seconds = float("-inf")
-        self._resume_seconds = 0.0
+        self._pause_seconds = self._resume_seconds = 0.0
 
     @property
     def active(self) -> tuple[ActiveCondition, ...]:
@@ -301,12 +301,12 @@ class ConditionTracker:
             self._detector.readings.update_some(moved, now_seconds, step, evidence)
 
     def tick(self, now_seconds: float, read: Callable[[], RunExport]) -> bool:
-        """Judge steps that were skipped, and regularly while no step arrives.
+        """Judge steps that were skipped, a second later at the latest, and while no step arrives.
 
         Returns whether a condition has begun or ended since the last call.
         """
-        due = now_seconds - self._judged_seconds >= self._interval_seconds
-        if due or self._unjudged:
+        pause_seconds = self._pause_seconds if self._unjudged else self._interval_seconds
+        if now_seconds - self._judged_seconds >= min(pause_seconds, self._interval_seconds):
             self._judge(now_seconds, read)
         changed, self._changed = self._changed, False
         return changed
@@ -322,7 +322,8 @@ class ConditionTracker:
         except Exception:
             self._failures.note("the conditions of run %s cannot be judged", self._run_dir.name)
         ended = perf_counter()
-        self._resume_seconds = ended + (ended - begun) * (1 / PROCESSOR_SHARE - 1)
+        self._pause_seconds = (ended - begun) * (1 / PROCESSOR_SHARE - 1)
+        self._resume_seconds = ended + self._pause_seconds
 
     def _judge_run(self, export: RunExport, view: RunView, now_seconds: float) -> None:
         self._view = view

@@ -322,7 +322,8 @@ class StepRecorder:
         budget = self._schedule.budget
         if step.timers:
             self._host_is_ahead = not step.timers[0].has_begun()
-        budget.note_step(step_seconds, 0.0 if self._host_is_ahead else probe_seconds)
+        host_seconds = 0.0 if self._host_is_ahead else probe_seconds
+        budget.note_step(step_seconds, host_seconds, with_layers=bool(step.rows))
         step.scalars["measuring_interval_steps"] = float(budget.stride)
         step.scalars["layer_interval_steps"] = float(self._schedule.interval_steps)
         if budget.host_ratio is not None:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite, isnan, sqrt
+from math import ceil, isfinite, isnan, log2, sqrt
 
 import torch
 
@@ -29,10 +29,17 @@ class _Window:
     step: float = 0.0
     host: float = 0.0
     device: float = 0.0
+    plain_step: float = 0.0
+    """Of the steps without a sample of layers."""
+    plain_host: float = 0.0
 
     @property
     def ratio(self) -> float:
         return max(self.host, self.device) / self.step
+
+    @property
+    def plain_ratio(self) -> float:
+        return self.plain_host / self.plain_step if self.plain_step else 0.0
 
 
 class OverheadBudget:
@@ -44,7 +51,9 @@ class OverheadBudget:
 
     A window without a sample of layers says nothing of their cost, and one with a sample says too
     much: windows are judged together that span an interval of the samples. Where two in a row are
-    beyond the budget each, the rest is not waited for: one of them has no sample.
+    beyond the budget each, the rest is not waited for: one of them has no sample. Where the steps
+    without a sample alone are beyond it in two windows in a row, rarer samples cannot help: both
+    factors become at once what brings the host's time back.
 
     layer_factor: by which the interval of layer samples is multiplied.
     stride: every so many steps gradients are measured.
@@ -69,14 +78,22 @@ class OverheadBudget:
         """Receive what measuring a step took on the device, which is known some steps later."""
         self._window.device += seconds
 
-    def note_step(self, step_seconds: float, host_seconds: float) -> None:
-        """Receive a step's time, and the probe's host time in it; decide when it is time to."""
+    def note_step(
+        self, step_seconds: float, host_seconds: float, *, with_layers: bool = False
+    ) -> None:
+        """Receive a step's time, and the probe's host time in it; decide when it is time to.
+
+        with_layers: its layers were measured.
+        """
         window = self._window
         if not step_seconds > 0.0:  # NaN for the first one
             return
         window.steps += 1
         window.step += step_seconds
         window.host += host_seconds
+        if not with_layers:
+            window.plain_step += step_seconds
+            window.plain_host += host_seconds
         if window.steps == WINDOW_STEPS:
             self._window = _Window()
             self._windows.append(window)
@@ -95,7 +112,10 @@ class OverheadBudget:
 
     def _decide(self) -> None:
         calm_windows = max(_CALM_WINDOWS, self._windows_per_sample)
-        if self._is_beyond():
+        if (excess := self._excess_of_plain_steps()) > 1.0:
+            self.layer_factor = LAYER_FACTOR_AT_MOST
+            self.stride = min(self.stride * 2 ** ceil(log2(excess)), STRIDE_AT_MOST)
+        elif self._is_beyond():
             self._measure_less()
         elif len(self._windows) < calm_windows:
             return
@@ -105,8 +125,16 @@ class OverheadBudget:
             return
         self._windows.clear()
 
+    def _excess_of_plain_steps(self) -> float:
+        """Return by what factor steps without layers exceed the budget in the last two windows."""
+        if len(self._windows) < 2:
+            return 0.0
+        return min(window.plain_ratio for window in list(self._windows)[-2:]) / self._budget
+
     def _is_beyond(self) -> bool:
         windows = self._windows_per_sample
+        if len(self._windows) == 1 and self._windows[0].plain_ratio > self._budget:
+            return False  # the next one shows whether it is so without samples, too
         if len(self._windows) >= windows:
             return self._last(windows).ratio > self._budget
         last_two = list(self._windows)[-2:]

@@ -83,6 +83,7 @@ class SlotReader:
     def __init__(self, read: Callable[[int, int], bytes], table: SlotTable) -> None:
         self._read = read
         self._table = table
+        self._numbers = struct.Struct(f"=Q{table.slot_bytes - 8}x")
 
     def payload(self, number: int) -> bytes | None:
         """Return the payload of write `number`, or None when it was overwritten or never ended."""
@@ -96,11 +97,14 @@ class SlotReader:
 
     def newest(self) -> tuple[int, bytes] | None:
         """Return the last write and its payload, or None when nothing can be read."""
+        table = self._table
         for _ in range(_READ_ATTEMPTS):
-            slots = [self._slot(index) for index in range(self._table.count)]
-            whole = [(number, payload) for number, payload in slots if payload is not None]
-            if whole:
-                return max(whole)
+            data = self._read(table.offset, table.count * table.slot_bytes)
+            for (number,) in sorted(self._numbers.iter_unpack(data), reverse=True):
+                begin = number % table.count * table.slot_bytes
+                found, payload = _payload_in(data[begin : begin + table.slot_bytes])
+                if payload is not None:
+                    return found, payload
         return None
 
     @property
@@ -110,14 +114,18 @@ class SlotReader:
 
     def _slot(self, number: int) -> tuple[int, bytes | None]:
         """Return the number found in the slot of write `number`; its payload if it is whole."""
-        data = self._read(self._table.offset_of(number), self._table.slot_bytes)
-        found, checksum, _ = _HEADER.unpack_from(data)
-        (found_again,) = _TRAILER.unpack_from(data, len(data) - _TRAILER.size)
-        if found == 0 or found != found_again:
-            return found, None
-        payload = data[_HEADER.size : -_TRAILER.size]
-        whole = crc32(payload, found & _LOW_32_BITS) == checksum
-        return found, payload if whole else None
+        return _payload_in(self._read(self._table.offset_of(number), self._table.slot_bytes))
+
+
+def _payload_in(data: bytes) -> tuple[int, bytes | None]:
+    """Return the number of a slot, and its payload if it is whole."""
+    found, checksum, _ = _HEADER.unpack_from(data)
+    (found_again,) = _TRAILER.unpack_from(data, len(data) - _TRAILER.size)
+    if found == 0 or found != found_again:
+        return found, None
+    payload = data[_HEADER.size : -_TRAILER.size]
+    whole = crc32(payload, found & _LOW_32_BITS) == checksum
+    return found, payload if whole else None
 
 
 Words = npt.NDArray[np.int64]
