@@ -26,7 +26,7 @@ from mp_agent.probe.instruments.attention import AttentionSampling
 from mp_agent.probe.instruments.fp8 import Fp8Layers, Fp8Sampling
 from mp_agent.probe.instruments.router_gates import Gates
 from mp_agent.probe.instruments.routers import RouterSampling
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 from mp_agent.settings import Settings
 
 
@@ -49,8 +49,8 @@ class Sampled(Protocol):
 class _Outputs:
     """Outputs of all modules, and in backward their gradients."""
 
-    def __init__(self, training: Training, guard: Guard) -> None:
-        self._sampling = ActivationSampling(guard.run, lambda: True, 60_000.0)
+    def __init__(self, training: Training, shield: Shield) -> None:
+        self._sampling = ActivationSampling(shield.run, lambda: True, 60_000.0)
         self._modules = OutputModules(training.model)
         self.what = f"{len(self._modules.names)} modules are measured"
 
@@ -68,8 +68,8 @@ class _Attention:
 
     what = "attention is measured"
 
-    def __init__(self, training: Training, guard: Guard) -> None:
-        self._sampling = AttentionSampling(guard.run, lambda: True)
+    def __init__(self, training: Training, shield: Shield) -> None:
+        self._sampling = AttentionSampling(shield.run, lambda: True)
         self._model = training.model
 
     def begin(self) -> None:
@@ -83,8 +83,8 @@ class _Attention:
 class _Routers:
     """Routers of a mixture of experts: `--model mixture`."""
 
-    def __init__(self, training: Training, guard: Guard) -> None:
-        self._sampling = RouterSampling(guard.run, lambda: True)
+    def __init__(self, training: Training, shield: Shield) -> None:
+        self._sampling = RouterSampling(shield.run, lambda: True)
         self._gates = Gates(training.model, {"*.gate": EXPERTS_CHOSEN})
         self.what = f"{len(self._gates.names)} routers are measured"
 
@@ -98,8 +98,8 @@ class _Routers:
 class _Fp8:
     """Operands of linear layers."""
 
-    def __init__(self, training: Training, guard: Guard) -> None:
-        self._sampling = Fp8Sampling(guard.run, lambda: True)
+    def __init__(self, training: Training, shield: Shield) -> None:
+        self._sampling = Fp8Sampling(shield.run, lambda: True)
         self._layers = Fp8Layers(training.model)
         self.what = f"FP8 operands of {len(self._layers.names)} layers are measured"
 
@@ -110,7 +110,7 @@ class _Fp8:
         assert self._sampling.take(one_pass=True) is not None
 
 
-SAMPLED: Mapping[str, Callable[[Training, Guard], Sampled]] = {
+SAMPLED: Mapping[str, Callable[[Training, Shield], Sampled]] = {
     "outputs": _Outputs,
     "attention": _Attention,
     "routers": _Routers,
@@ -122,7 +122,7 @@ def compare(
     training: Training, device: torch.device, pairs: int, *, sampled: str = "outputs"
 ) -> Comparison:
     """Time steps on which something of `SAMPLED` is measured, and steps without."""
-    measured = SAMPLED[sampled](training, Guard(on_failure=_nothing))
+    measured = SAMPLED[sampled](training, Shield(on_failure=_nothing))
 
     def finish() -> None:
         if device.type == "cuda":

@@ -100,7 +100,7 @@ _TURN_SECONDS_AT_MOST = 1.0
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., None])
-G = TypeVar("G", bound="_Guarded")
+G = TypeVar("G", bound="_Shielded")
 
 
 def _never_traced(function: F) -> F:
@@ -136,7 +136,7 @@ class _Failures:
         return True
 
 
-class Guard:
+class Shield:
     """Runs the probe's own code inside training's calls.
 
     Nothing that it runs raises, runs again from within itself, or runs while a CUDA graph is being
@@ -153,7 +153,7 @@ class Guard:
         on_rest: Callable[[str], None] = lambda kind: None,
         on_device_error: Callable[[], None] = lambda: None,
     ) -> None:
-        """Report what happens within the guard.
+        """Report what happens within the shield.
 
         on_capture: called in place of a function, with its arguments, while a graph is captured.
         on_rest: called with a kind that rests for the first time. on_device_error: called once,
@@ -177,7 +177,7 @@ class Guard:
     def later(self, function: Callable[[], None]) -> None:
         """Call `function` once the current hook has returned, on the same thread.
 
-        It is code of the user's, so it is neither guarded nor timed, and its own steps are watched.
+        It is code of the user's: neither shielded nor timed, and its own steps are watched.
         """
         self._later.append(function)
 
@@ -313,20 +313,20 @@ class Guard:
             pass_on(failure)
 
 
-_RUN = inspect.unwrap(Guard.run).__code__
+_RUN = inspect.unwrap(Shield.run).__code__
 
 Contain = Callable[..., None]
-"""`Guard.contain`: a kind of failure, a function, and its arguments."""
+"""`Shield.contain`: a kind of failure, a function, and its arguments."""
 
 
-class _Guarded(Protocol):
-    _guard: Guard
+class _Shielded(Protocol):
+    _shield: Shield
 
 
 def contained(
     kind: str | Callable[..., str],
 ) -> Callable[[Callable[Concatenate[G, P], None]], Callable[Concatenate[G, P], None]]:
-    """Return a decorator of methods: as if each call were made by `self._guard.contain`.
+    """Return a decorator of methods: as if each call were made by `self._shield.contain`.
 
     kind: of failures; or a function of the method's arguments that returns it.
     """
@@ -334,16 +334,16 @@ def contained(
     def wrap(method: Callable[Concatenate[G, P], None]) -> Callable[Concatenate[G, P], None]:
         @functools.wraps(method)
         def attempt(self: G, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            guard = self._guard
+            shield = self._shield
             what = kind if isinstance(kind, str) else kind(*args, **kwargs)
-            failures = guard._failing.get(what)
+            failures = shield._failing.get(what)
             if failures is not None and failures.sits_out():
                 return
             handled_before = sys.exc_info()[1]
             try:
                 method(self, *args, **kwargs)
             except BaseException as error:
-                guard._swallow(what, error, handled_before)
+                shield._swallow(what, error, handled_before)
             else:
                 if failures is not None:
                     failures.in_a_row = 0

@@ -1,4 +1,4 @@
-"""The probe of one process: hooks, guard, tracker and recorder, wired together."""
+"""The probe of one process: hooks, shield, tracker and recorder, wired together."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from mp_agent.probe.instruments.fp8 import Fp8Sampling, StepFp8
 from mp_agent.probe.instruments.local_gradients import LocalGradients
 from mp_agent.probe.instruments.routers import RouterSampling, StepRouters
 from mp_agent.probe.instruments.tensors import WatchedTensors
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 from mp_agent.probe.meeting import Meeting
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, main_script
@@ -58,7 +58,7 @@ class Probe:
         awaits_optimizer: bool = False,
     ) -> None:
         reports = self._reports = ProbeReports()
-        self._guard = Guard(
+        self._shield = Shield(
             on_failure=reports.count_failure,
             on_capture=self._note_captured,
             on_rest=reports.note_rest,
@@ -70,18 +70,18 @@ class Probe:
         traits = ObservedTraits(script=main_script() if settings.check_script else "")
         self._tensors = self._watched_tensors(settings)
         recorder = self._recorder = StepRecorder(
-            self._guard,
+            self._shield,
             self._registry,
             traits,
             settings,
             self._instruments(settings),
             self._tensors,
-            ForwardStart(self._guard.run, parts) if settings.measure_step_parts else None,
+            ForwardStart(self._shield.run, parts) if settings.measure_step_parts else None,
             self._local_gradients(settings),
         )
         self._create_ring = create_ring
         self._connection = RingConnection(
-            self._make_ring, self._guard, reports, recorder, self._phases
+            self._make_ring, self._shield, reports, recorder, self._phases
         )
         self._reduction = _reduction_of(settings, group, reports.list_unsupported)
         context = TrackerContext(
@@ -94,11 +94,11 @@ class Probe:
             awaits_optimizer=awaits_optimizer,
             guarded=bool(settings.guard),
         )
-        self._tracker = StepTracker(context, self._guard, self._step_ended)
+        self._tracker = StepTracker(context, self._shield, self._step_ended)
         self._on_step = on_step
         self._context = context
         self._updates = _guard_of_updates(settings, context, group)
-        self._updates_guard = Guard(on_failure=reports.count_failure)
+        self._updates_shield = Shield(on_failure=reports.count_failure)
         """Of its own: ranks wait for each other in it, so it goes on where the probe gives up."""
         self._patches: hooks.Patches | None = None
 
@@ -107,28 +107,31 @@ class Probe:
         self._registry.settle(model, optimizer)
         patches = self._patches = hooks.Patches()
         if self._updates is not None:
-            updates.install_on_scalers(patches, self._updates, self._updates_guard)
-        hooks.install(patches, self._tracker, self._guard)
+            updates.install_on_scalers(patches, self._updates, self._updates_shield)
+        hooks.install(patches, self._tracker, self._shield)
         if self._updates is not None:
-            updates.install_on_optimizers(patches, self._updates, self._updates_guard)
-        for ranks, guard in ((self._reduction, self._guard), (self._updates, self._updates_guard)):
+            updates.install_on_optimizers(patches, self._updates, self._updates_shield)
+        for ranks, shield in (
+            (self._reduction, self._shield),
+            (self._updates, self._updates_shield),
+        ):
             if ranks is not None:
-                install_teardown(patches, ranks, guard)
+                install_teardown(patches, ranks, shield)
 
     def detach(self) -> None:
         """Remove all hooks. Not to be called from within an optimizer's step."""
         if self._updates is not None:
-            self._updates_guard.run("the guard's end", self._updates.close)
+            self._updates_shield.run("the guard's end", self._updates.close)
         if self._reduction is not None:
-            self._guard.run("the reduction's end", self._reduction.close)
-        self._guard.closed = self._updates_guard.closed = True
+            self._shield.run("the reduction's end", self._reduction.close)
+        self._shield.closed = self._updates_shield.closed = True
         self._recorder.close()
         if self._patches is not None:
             self._patches.restore()
 
     def connect(self) -> None:
         """Create the ring now instead of at the first hook that needs it."""
-        self._guard.run("connect", self._connection.connect)
+        self._shield.run("connect", self._connection.connect)
 
     def observe(
         self,
@@ -139,16 +142,16 @@ class Probe:
         tokens: int | None = None,
     ) -> None:
         """Use what the trainer reports of the step under way."""
-        self._guard.run("observe", self._tracker.observe, loss, step, lr, tokens)
+        self._shield.run("observe", self._tracker.observe, loss, step, lr, tokens)
 
     def observe_logprobs(self, trainer: object, sampler: object, mask: object = None) -> None:
         """Use the log-probabilities that trainer and sampler have of the same tokens."""
-        self._guard.run("observe_logprobs", self._tracker.observe_logprobs, trainer, sampler, mask)
+        self._shield.run("observe_logprobs", self._tracker.observe_logprobs, trainer, sampler, mask)
 
     def watch_tensor(self, name: object, tensor: object, dim: object, reduction: object) -> None:
         """Measure a tensor, if the step under way is a sampled one."""
         if self._tensors is not None and self._tensors.due:
-            self._guard.run("watch_tensor", self._tensors.watch, name, tensor, dim, reduction)
+            self._shield.run("watch_tensor", self._tensors.watch, name, tensor, dim, reduction)
 
     @property
     def global_statistics(self) -> GlobalStatistics | None:
@@ -163,36 +166,36 @@ class Probe:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Mark a stretch that is not training."""
-        self._guard.run("phase", self._enter_phase, name)
+        self._shield.run("phase", self._enter_phase, name)
         try:
             yield
         finally:
-            self._guard.run("phase", self._phases.leave)
+            self._shield.run("phase", self._phases.leave)
 
     def later(self, function: Callable[[], None]) -> None:
-        """Call `function`, unguarded, as soon as the hook that is running has returned."""
-        self._guard.later(function)
+        """Call `function`, unshielded, as soon as the hook that is running has returned."""
+        self._shield.later(function)
 
     def flush(self) -> None:
         """Publish what was observed of the step under way, waiting for a device at most 1 s."""
-        self._guard.run("flush", self._tracker.flush)
+        self._shield.run("flush", self._tracker.flush)
 
     def _instruments(self, settings: Settings) -> Instruments:
         """Return those that are on."""
         found: dict[str, Instrument] = {}
         note = self._registry.note_unsupported
         if settings.measure_attention:
-            attention = AttentionSampling(self._guard.run, self._in_training)
+            attention = AttentionSampling(self._shield.run, self._in_training)
             found["attention"] = StepAttention(attention, note)
         if settings.measure_activations:
             near_overflow = resolve(settings.thresholds)["fp16_near_overflow"]
-            outputs = ActivationSampling(self._guard.run, self._in_training, near_overflow)
+            outputs = ActivationSampling(self._shield.run, self._in_training, near_overflow)
             found["activations"] = StepActivations(outputs, note)
         if settings.measure_routers or settings.routers:
-            routers = RouterSampling(self._guard.run, self._in_training)
+            routers = RouterSampling(self._shield.run, self._in_training)
             found["routers"] = StepRouters(routers, settings.routers, note)
         if settings.measure_fp8:
-            operands = Fp8Sampling(self._guard.run, self._in_training)
+            operands = Fp8Sampling(self._shield.run, self._in_training)
             found["FP8 operands"] = StepFp8(operands, note)
         return found
 
@@ -207,7 +210,9 @@ class Probe:
     def _local_gradients(self, settings: Settings) -> LocalGradients | None:
         if not settings.measure_local_gradients:
             return None
-        return LocalGradients(self._guard.run, self._registry, fused_kernels=settings.fused_kernels)
+        return LocalGradients(
+            self._shield.run, self._registry, fused_kernels=settings.fused_kernels
+        )
 
     def _note_captured(self, event: Callable[..., None], arguments: Sequence[object]) -> None:
         self._reports.note_capture()

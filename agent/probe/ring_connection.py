@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mp_agent.errors import RingError
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 from mp_agent.probe.processes.launchers import Members
 from mp_agent.probe.processes.rank_identity import is_helper, make_identity, ranks_are_numbered
 from mp_agent.probe.recording.recorder import StepRecorder
@@ -114,21 +114,21 @@ class RingConnection:
     def __init__(
         self,
         create_ring: Callable[[], RingWriter | None],
-        guard: Guard,
+        shield: Shield,
         reports: ProbeReports,
         recorder: StepRecorder,
         phases: PhaseMarks,
     ) -> None:
         self.reports = reports
         self._create_ring = create_ring
-        self._guard = guard
+        self._shield = shield
         self._recorder = recorder
         self._phases = phases
         self.connected = False
 
     def ensure(self) -> None:
-        """Create the ring unless there is one; a failure is contained. Called within the guard."""
-        self._guard.contain("connecting", self.connect)
+        """Create the ring unless there is one; a failure is contained. Called within the shield."""
+        self._shield.contain("connecting", self.connect)
 
     def connect(self) -> None:
         """Create the ring unless there is one."""
@@ -139,18 +139,18 @@ class RingConnection:
         except ConnectLater:
             return
         if writer is None:
-            self._guard.closed = True
+            self._shield.closed = True
             return
         self.connected = True
         self.reports.write_to(writer)
-        _close_in_forked_children(self._guard)
+        _close_in_forked_children(self._shield)
         self._recorder.write_to(writer)
         self._phases.stamp_into(writer)
 
 
-def _close_in_forked_children(guard: Guard) -> None:
+def _close_in_forked_children(shield: Shield) -> None:
     """Have the hooks do nothing in children that this process forks: they are no ranks."""
-    reference = weakref.ref(guard)
+    reference = weakref.ref(shield)
 
     def close() -> None:
         if (own := reference()) is not None:

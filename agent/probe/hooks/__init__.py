@@ -26,7 +26,7 @@ from mp_agent.probe.hooks.phases import (
     install_scripting,
     install_teardown,
 )
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 
 __all__ = ["Events", "Patches", "install"]
 
@@ -52,7 +52,7 @@ _INSTALL = (
 )
 
 
-def install(patches: Patches, events: Events, guard: Guard) -> None:
+def install(patches: Patches, events: Events, shield: Shield) -> None:
     """Install all hooks that observe; `patches.restore()` removes them again."""
     for install_each in _INSTALL:
-        install_each(patches, events, guard)
+        install_each(patches, events, shield)

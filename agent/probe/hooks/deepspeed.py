@@ -14,20 +14,20 @@ from torch import nn
 from mp_agent.probe.engines.deepspeed import EngineReader, autocast_scaler
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, Wrapper
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 from mp_agent.probe.scalars import scalar_of
 
 _MODULE, _CLASS = "deepspeed.runtime.engine", "DeepSpeedEngine"
 
 
-def install(patches: Patches, events: Events, guard: Guard) -> None:
+def install(patches: Patches, events: Events, shield: Shield) -> None:
     """Wrap the engine's constructor, `backward`, `scale`, and what takes a step of the model."""
     wrappers: dict[str, Wrapper] = {
-        "__init__": functools.partial(_constructor, events, guard),
-        "backward": functools.partial(_backward, events, guard),
-        "scale": functools.partial(_scale, events, guard),
-        "_backward_prologue": functools.partial(_prologue, events, guard),
-        "_take_model_step": functools.partial(_step, events, guard),
+        "__init__": functools.partial(_constructor, events, shield),
+        "backward": functools.partial(_backward, events, shield),
+        "scale": functools.partial(_scale, events, shield),
+        "_backward_prologue": functools.partial(_prologue, events, shield),
+        "_take_model_step": functools.partial(_step, events, shield),
     }
 
     def wrap_methods(owner: type) -> None:
@@ -42,63 +42,67 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
     known = vars(sys.modules.get(_MODULE, object)).get(_CLASS)
     if isinstance(known, type):
         wrap_methods(known)
-    patches.on_new_subclass(nn.Module, lambda owner: guard.run("new engine", wrap_if_engine, owner))
+    patches.on_new_subclass(
+        nn.Module, lambda owner: shield.run("new engine", wrap_if_engine, owner)
+    )
 
 
-def _constructor(events: Events, guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
+def _constructor(
+    events: Events, shield: Shield, original: Callable[..., Any]
+) -> Callable[..., Any]:
     """Wrap it: DeepSpeed steps its optimizer with zeros there, to make its state."""
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        guard.run("DeepSpeed", events.not_training, True)
+        shield.run("DeepSpeed", events.not_training, True)
         try:
             original(self, *args, **kwargs)
         finally:
-            guard.run("DeepSpeed", events.not_training, False)
-        guard.run("DeepSpeed", events.engine_made, EngineReader(self))
+            shield.run("DeepSpeed", events.not_training, False)
+        shield.run("DeepSpeed", events.engine_made, EngineReader(self))
 
     return __init__
 
 
-def _backward(events: Events, guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
+def _backward(events: Events, shield: Shield, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def backward(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
-        guard.run("DeepSpeed", _announce_loss, events, self, loss, args, kwargs)
+        shield.run("DeepSpeed", _announce_loss, events, self, loss, args, kwargs)
         return original(self, loss, *args, **kwargs)
 
     return backward
 
 
-def _scale(events: Events, guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
+def _scale(events: Events, shield: Shield, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def scale(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         scaled = original(self, loss, *args, **kwargs)
-        guard.run("DeepSpeed", _announce_scaled, events, self, loss, scaled)
+        shield.run("DeepSpeed", _announce_scaled, events, self, loss, scaled)
         return scaled
 
     return scale
 
 
-def _prologue(events: Events, guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
+def _prologue(events: Events, shield: Shield, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _backward_prologue(self: Any, *args: Any, **kwargs: Any) -> Any:
-        guard.run("DeepSpeed", _announce_division, events, self)
+        shield.run("DeepSpeed", _announce_division, events, self)
         return original(self, *args, **kwargs)
 
     return _backward_prologue
 
 
-def _step(events: Events, guard: Guard, original: Callable[..., Any]) -> Callable[..., Any]:
+def _step(events: Events, shield: Shield, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _take_model_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         reader = EngineReader(self)
-        guard.run("DeepSpeed", events.engine_step_begins, reader)
+        shield.run("DeepSpeed", events.engine_step_begins, reader)
         try:
             result = original(self, *args, **kwargs)
         except BaseException:
-            guard.run("DeepSpeed", events.engine_step_raised)
+            shield.run("DeepSpeed", events.engine_step_raised)
             raise
-        guard.run("DeepSpeed", events.engine_step_ended, reader)
+        shield.run("DeepSpeed", events.engine_step_ended, reader)
         return result
 
     return _take_model_step

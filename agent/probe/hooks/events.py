@@ -1,4 +1,4 @@
-"""Events that the hooks report to the tracker. Each call is made through the guard."""
+"""Events that the hooks report to the tracker. Each call is made through the shield."""
 
 from collections.abc import Hashable, Sequence
 from typing import Protocol

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, Wrapper, untraced
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 from mp_agent.probe.optimizers.engine import EngineResult, EngineStep
 from mp_agent.probe.optimizers.live_objects import (
     LibraryOptimizer,
@@ -31,7 +31,7 @@ from mp_agent.probe.optimizers.live_objects import (
 from mp_agent.probe.scalars import Scalar, scalar_of, snapshot_of
 
 
-def install_fastai(patches: Patches, events: Events, guard: Guard) -> None:
+def install_fastai(patches: Patches, events: Events, shield: Shield) -> None:
     """Wrap fastai's optimizer and its callback for mixed precision, once they are imported."""
 
     def reporting(
@@ -42,10 +42,10 @@ def install_fastai(patches: Patches, events: Events, guard: Guard) -> None:
             @functools.wraps(original)
             def method(self: Any, *args: Any, **kwargs: Any) -> Any:
                 if before is not None:
-                    guard.run("fastai", lambda: before(_shown_fastai(self)))
+                    shield.run("fastai", lambda: before(_shown_fastai(self)))
                 result = original(self, *args, **kwargs)
                 if after is not None:
-                    guard.run("fastai", lambda: after(_shown_fastai(self)))
+                    shield.run("fastai", lambda: after(_shown_fastai(self)))
                 return result
 
             return method
@@ -64,7 +64,7 @@ def install_fastai(patches: Patches, events: Events, guard: Guard) -> None:
     def wrap_before_step(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def before_step(self: Any) -> Any:
-            guard.run("fastai", _name_optimizer, self)
+            shield.run("fastai", _name_optimizer, self)
             return original(self)
 
         return before_step
@@ -72,7 +72,7 @@ def install_fastai(patches: Patches, events: Events, guard: Guard) -> None:
     def wrap_step(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-            guard.run("fastai", events.scaler_lets_step)
+            shield.run("fastai", events.scaler_lets_step)
             return original(self, *args, **kwargs)
 
         return step
@@ -81,8 +81,8 @@ def install_fastai(patches: Patches, events: Events, guard: Guard) -> None:
         patches.replace(owner, "before_step", wrap_before_step)
         patches.replace(owner, "step", wrap_step)
 
-    patches.once_imported("fastai.optimizer", "Optimizer", wrap_optimizer, guard)
-    patches.once_imported("fastai.callback.fp16", "MixedPrecision", wrap_mixed_precision, guard)
+    patches.once_imported("fastai.optimizer", "Optimizer", wrap_optimizer, shield)
+    patches.once_imported("fastai.callback.fp16", "MixedPrecision", wrap_mixed_precision, shield)
 
 
 def _shown_fastai(optimizer: Any) -> LibraryOptimizer:
@@ -143,9 +143,9 @@ class _Progress(threading.local):
         """The scaler has passed the gradients on to its optimizer."""
 
 
-def install_keras(patches: Patches, events: Events, guard: Guard) -> None:
+def install_keras(patches: Patches, events: Events, shield: Shield) -> None:
     """Wrap Keras' optimizers and their scaling of the loss, once the program has imported them."""
-    hooks = _Hooks(events, guard)
+    hooks = _Hooks(events, shield)
 
     def wrap_optimizer(owner: type) -> None:
         if not _uses_torch():
@@ -160,16 +160,16 @@ def install_keras(patches: Patches, events: Events, guard: Guard) -> None:
             patches.replace(owner, "apply", hooks.wrap_scaler_apply)
             patches.replace(owner, "scale_loss", hooks.wrap_scale)
 
-    patches.once_imported(*_BASE, wrap_optimizer, guard)
-    patches.once_imported(*_SCALER, wrap_scaler, guard)
+    patches.once_imported(*_BASE, wrap_optimizer, shield)
+    patches.once_imported(*_SCALER, wrap_scaler, shield)
 
 
 class _Hooks:
     """The wrappers of the optimizers' methods."""
 
-    def __init__(self, events: Events, guard: Guard) -> None:
+    def __init__(self, events: Events, shield: Shield) -> None:
         self._events = events
-        self._guard = guard
+        self._shield = shield
         self._now = _Progress()
         self._known: weakref.WeakSet[LibraryOptimizer] = weakref.WeakSet()
 
@@ -180,12 +180,12 @@ class _Hooks:
         def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
             grads = list(grads)
             variables = None if trainable_variables is None else list(trainable_variables)
-            self._guard.run("Keras", self._apply_begins, optimizer, grads, variables)
+            self._shield.run("Keras", self._apply_begins, optimizer, grads, variables)
             try:
                 return original(optimizer, grads, variables)
             finally:
                 raised = sys.exc_info()[0] is not None
-                self._guard.run("Keras", self._apply_ended, optimizer, raised)
+                self._shield.run("Keras", self._apply_ended, optimizer, raised)
 
         return untraced(apply)
 
@@ -194,7 +194,7 @@ class _Hooks:
 
         @functools.wraps(original, updated=())
         def _clip_gradients(optimizer: Any, grads: Any) -> Any:
-            self._guard.run("Keras", self._update_begins, optimizer, grads)
+            self._shield.run("Keras", self._update_begins, optimizer, grads)
             return original(optimizer, grads)
 
         return untraced(_clip_gradients)
@@ -206,7 +206,7 @@ class _Hooks:
         def scale_loss(optimizer: Any, loss: Any) -> Any:
             scaled = original(optimizer, loss)
             if scaled is not loss and not torch.compiler.is_compiling():
-                self._guard.run("Keras", self._scaled, loss, scaled)
+                self._shield.run("Keras", self._scaled, loss, scaled)
             return scaled
 
         return scale_loss
@@ -216,12 +216,12 @@ class _Hooks:
 
         @functools.wraps(original, updated=())
         def apply(scaler: Any, grads: Any, trainable_variables: Any = None) -> Any:
-            self._guard.run("Keras", self._scaler_begins, scaler)
+            self._shield.run("Keras", self._scaler_begins, scaler)
             try:
                 return original(scaler, grads, trainable_variables)
             finally:
                 raised = sys.exc_info()[0] is not None
-                self._guard.run(
+                self._shield.run(
                     "Keras", self._scaler_ended, scaler, grads, trainable_variables, raised
                 )
 

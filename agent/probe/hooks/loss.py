@@ -15,19 +15,19 @@ from torch.distributed.pipelining import schedules
 
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, Wrapper, untraced
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 from mp_agent.probe.scalars import Scalar, add, scalar_of
 
 _INPUTS = 3
 """Place of `inputs` among what follows the gradients."""
 
 
-def install_loss(patches: Patches, events: Events, guard: Guard) -> None:
+def install_loss(patches: Patches, events: Events, shield: Shield) -> None:
     """Wrap `torch.autograd.backward`, which `Tensor.backward` calls by that name."""
-    patches.replace(torch.autograd, "backward", reporting(patches, events, guard))
+    patches.replace(torch.autograd, "backward", reporting(patches, events, shield))
 
 
-def reporting(patches: Patches, events: Events, guard: Guard) -> Wrapper:
+def reporting(patches: Patches, events: Events, shield: Shield) -> Wrapper:
     """Return a wrapper for a function that runs a backward from tensors, seeded with gradients.
 
     Backwards within a backward (reentrant checkpointing) are not reported.
@@ -41,19 +41,19 @@ def reporting(patches: Patches, events: Events, guard: Guard) -> Wrapper:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original, updated=())
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-            # No function of ours is called outside of the guard: it would be compiled.
+            # No function of ours is called outside of the shield: it would be compiled.
             if getattr(within, "backward", False) or torch._C._current_graph_task_id() != -1:
                 return original(tensors, grad_tensors, *args, **kwargs)
             raised = True
             try:
                 within.backward = True
-                guard.run("backward", begins, tensors, grad_tensors, args, kwargs)
+                shield.run("backward", begins, tensors, grad_tensors, args, kwargs)
                 result = original(tensors, grad_tensors, *args, **kwargs)
                 raised = False
                 return result
             finally:
                 within.backward = False
-                guard.run("backward", events.backward_ended, raised=raised)
+                shield.run("backward", events.backward_ended, raised=raised)
 
         return untraced(backward)
 
@@ -71,24 +71,24 @@ def _inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor
 _BASE = "_PipelineSchedule"
 
 
-def install_pipelining(patches: Patches, events: Events, guard: Guard) -> None:
+def install_pipelining(patches: Patches, events: Events, shield: Shield) -> None:
     """Wrap `step` of the schedules, and what empties the list of losses at its end."""
 
     def wrap_step(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-            guard.run("pipeline", events.schedule_runs, True)
+            shield.run("pipeline", events.schedule_runs, True)
             try:
                 return original(self, *args, **kwargs)
             finally:
-                guard.run("pipeline", events.schedule_runs, False)
+                shield.run("pipeline", events.schedule_runs, False)
 
         return step
 
     def wrap_losses(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def _update_losses(self: Any, *args: Any, **kwargs: Any) -> Any:
-            guard.run("pipeline", _report, events, self)
+            shield.run("pipeline", _report, events, self)
             return original(self, *args, **kwargs)
 
         return _update_losses

@@ -20,7 +20,7 @@ from mp_agent.probe.engines.megatron import OptimizerReader, ScheduledLosses, mu
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.loss import reporting
 from mp_agent.probe.hooks.patches import Patches, Wrapper
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 from mp_agent.probe.scalars import scalar_of
 
 _KIND = "Megatron"
@@ -31,22 +31,22 @@ _BUFFERS = "megatron.core.distributed.param_and_grad_buffer"
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 
 
-def install(patches: Patches, events: Events, guard: Guard) -> None:
+def install(patches: Patches, events: Events, shield: Shield) -> None:
     """Wrap what is imported already, and what will be."""
-    hooks = _Hooks(patches, events, guard)
+    hooks = _Hooks(patches, events, shield)
     hooks.look()
 
     def made(original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            guard.run(_KIND, hooks.look)
+            shield.run(_KIND, hooks.look)
 
         return __init__
 
     def new_module(owner: type[nn.Module]) -> None:
         if owner.__module__.startswith(_PACKAGE):
-            guard.run(_KIND, hooks.look)
+            shield.run(_KIND, hooks.look)
 
     patches.replace(Optimizer, "__init__", made)
     patches.on_new_subclass(nn.Module, new_module)
@@ -55,10 +55,10 @@ def install(patches: Patches, events: Events, guard: Guard) -> None:
 class _Hooks:
     """Knows which of Megatron's modules are hooked, and what they have announced of a step."""
 
-    def __init__(self, patches: Patches, events: Events, guard: Guard) -> None:
+    def __init__(self, patches: Patches, events: Events, shield: Shield) -> None:
         self._patches = patches
         self._events = events
-        self._guard = guard
+        self._shield = shield
         self._thread = _Thread()
         self._losses = ScheduledLosses()
         self._multiplied: weakref.ref[nn.Module] | None = None
@@ -97,7 +97,7 @@ class _Hooks:
         for owner in _family(base):
             wrap_methods(owner)
         self._patches.on_new_subclass(
-            base, lambda owner: self._guard.run(_KIND, wrap_methods, owner)
+            base, lambda owner: self._shield.run(_KIND, wrap_methods, owner)
         )
         return True
 
@@ -122,7 +122,7 @@ class _Hooks:
         self._patches.replace(module, "forward_step", self._forward_step)
         self._patches.replace(module, "backward_step", self._backward_step)
         self._patches.replace(
-            module, "custom_backward", reporting(self._patches, self._events, self._guard)
+            module, "custom_backward", reporting(self._patches, self._events, self._shield)
         )
         return True
 
@@ -173,7 +173,7 @@ class _Hooks:
     def _begin(self, optimizer: Any) -> OptimizerReader:
         reader = OptimizerReader(optimizer)
         self._multiplied = None
-        self._guard.run(_KIND, self._events.engine_step_begins, reader)
+        self._shield.run(_KIND, self._events.engine_step_begins, reader)
         return reader
 
     def _outermost(
@@ -185,20 +185,20 @@ class _Hooks:
             return original(optimizer, *args, **kwargs)
         except BaseException:
             self._thread.prepared = None
-            self._guard.run(_KIND, self._events.engine_step_raised)
+            self._shield.run(_KIND, self._events.engine_step_raised)
             raise
         finally:
             self._thread.within = False
 
     def _end(self, reader: OptimizerReader) -> None:
         self._thread.prepared = None
-        self._guard.run(_KIND, self._events.engine_step_ended, reader)
+        self._shield.run(_KIND, self._events.engine_step_ended, reader)
 
     def _scale_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def scale_loss(optimizer: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
             scaled = original(optimizer, loss, *args, **kwargs)
-            self._guard.run(_KIND, self._announce_scaled, loss, scaled)
+            self._shield.run(_KIND, self._announce_scaled, loss, scaled)
             return scaled
 
         return scale_loss
@@ -212,11 +212,11 @@ class _Hooks:
 
         @functools.wraps(original)
         def fill_in(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._guard.run(_KIND, self._events.not_training, True)
+            self._shield.run(_KIND, self._events.not_training, True)
             try:
                 return original(optimizer, *args, **kwargs)
             finally:
-                self._guard.run(_KIND, self._events.not_training, False)
+                self._shield.run(_KIND, self._events.not_training, False)
 
         return fill_in
 
@@ -224,8 +224,8 @@ class _Hooks:
         @functools.wraps(original)
         def zero_grad_buffer(wrapper: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._waiting:
-                self._guard.run(_KIND, self.look)
-            self._guard.run(_KIND, self._events.gradients_cleared, wrapper)
+                self._shield.run(_KIND, self.look)
+            self._shield.run(_KIND, self._events.gradients_cleared, wrapper)
             return original(wrapper, *args, **kwargs)
 
         return zero_grad_buffer
@@ -233,7 +233,7 @@ class _Hooks:
     def _scale_gradients(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def scale_gradients(wrapper: nn.Module, factor: Any, *args: Any, **kwargs: Any) -> Any:
-            self._guard.run(_KIND, self._announce_factor, wrapper, factor)
+            self._shield.run(_KIND, self._announce_factor, wrapper, factor)
             return original(wrapper, factor, *args, **kwargs)
 
         return scale_gradients
@@ -248,7 +248,7 @@ class _Hooks:
     def _start_grad_sync(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def start_grad_sync(group: Any, *args: Any, **kwargs: Any) -> Any:
-            self._guard.run("local gradients", self._announce_reduction, group)
+            self._shield.run("local gradients", self._announce_reduction, group)
             return original(group, *args, **kwargs)
 
         return start_grad_sync
@@ -263,7 +263,7 @@ class _Hooks:
         def forward_step(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if torch.is_grad_enabled():
-                self._guard.run(_KIND, self._note_output, result)
+                self._shield.run(_KIND, self._note_output, result)
             return result
 
         return forward_step
@@ -276,7 +276,7 @@ class _Hooks:
         def backward_step(
             inputs: Any, output: Any, output_gradient: Any, *args: Any, **kwargs: Any
         ) -> Any:
-            self._guard.run(_KIND, self._announce_loss, output, output_gradient)
+            self._shield.run(_KIND, self._announce_loss, output, output_gradient)
             return original(inputs, output, output_gradient, *args, **kwargs)
 
         return backward_step

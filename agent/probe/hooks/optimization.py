@@ -26,18 +26,18 @@ from torch.optim.optimizer import (
 
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, Wrapper, untraced
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 from mp_agent.probe.optimizers.live_objects import stepped_for
 
 
-def install_clearing(patches: Patches, events: Events, guard: Guard) -> None:
+def install_clearing(patches: Patches, events: Events, shield: Shield) -> None:
     """Wrap `zero_grad` of optimizers, which torch.compile does not trace, and of modules."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original, updated=())
         def zero_grad(self: Optimizer | nn.Module, *args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling():
-                guard.run("zero_grad", events.gradients_cleared, self)
+                shield.run("zero_grad", events.gradients_cleared, self)
             return original(self, *args, **kwargs)
 
         return zero_grad
@@ -46,11 +46,11 @@ def install_clearing(patches: Patches, events: Events, guard: Guard) -> None:
     patches.replace(nn.Module, "zero_grad", wrap)
 
 
-def install_clipping(patches: Patches, events: Events, guard: Guard) -> None:
+def install_clipping(patches: Patches, events: Events, shield: Shield) -> None:
     """Wrap `clip_grad_norm_`, `clip_grads_with_norm_`, `clip_grad_value_`, and FSDP1's own."""
 
     def note_compiled() -> None:
-        guard.run("clipping", events.clipping_compiled)
+        shield.run("clipping", events.clipping_compiled)
 
     # The compiler calls it while it traces, and leaves nothing of it in the graph.
     compiled = torch.compiler.assume_constant_result(note_compiled)  # type: ignore[no-untyped-call]
@@ -62,7 +62,7 @@ def install_clipping(patches: Patches, events: Events, guard: Guard) -> None:
                 compiled()
                 return original(parameters, *args, **kwargs)
             parameters = _reusable(parameters)
-            guard.run("clipping", events.clipping, _as_list(parameters))
+            shield.run("clipping", events.clipping, _as_list(parameters))
             return original(parameters, *args, **kwargs)
 
         return clip
@@ -74,8 +74,8 @@ def install_clipping(patches: Patches, events: Events, guard: Guard) -> None:
                 compiled()
                 return original(parameters, max_norm, total_norm, *args, **kwargs)
             parameters = _reusable(parameters)
-            guard.run("clipping", events.clipping, _as_list(parameters))
-            guard.run("clipping", events.clipping_to, max_norm, total_norm)
+            shield.run("clipping", events.clipping, _as_list(parameters))
+            shield.run("clipping", events.clipping_to, max_norm, total_norm)
             return original(parameters, max_norm, total_norm, *args, **kwargs)
 
         return clip
@@ -83,9 +83,9 @@ def install_clipping(patches: Patches, events: Events, guard: Guard) -> None:
     def wrap_fsdp(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def clip(model: FullyShardedDataParallel, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
-            guard.run("clipping", _report_model, events, model)
+            shield.run("clipping", _report_model, events, model)
             total_norm = original(model, max_norm, *args, **kwargs)
-            guard.run("clipping", events.clipping_to, max_norm, total_norm)
+            shield.run("clipping", events.clipping_to, max_norm, total_norm)
             return total_norm
 
         return clip
@@ -128,7 +128,7 @@ def _as_list(parameters: Any) -> list[torch.Tensor]:
 Report = Callable[[GradScaler, Any], None]
 
 
-def install_grad_scaler(patches: Patches, events: Events, guard: Guard) -> None:
+def install_grad_scaler(patches: Patches, events: Events, shield: Shield) -> None:
     """Wrap `scale`, `unscale_` and `step` of GradScaler and of its subclasses that override them.
 
     Also of those that are yet to come: FSDP's ShardedGradScaler may be imported later. A scaler
@@ -136,10 +136,10 @@ def install_grad_scaler(patches: Patches, events: Events, guard: Guard) -> None:
     optimizer, and stands for none that is known.
     """
     wrappers = {
-        "scale": _reporting(guard, "GradScaler.scale", None, None, events.loss_scaled),
-        "unscale_": _reporting(guard, "GradScaler.unscale_", None, events.unscaled),
+        "scale": _reporting(shield, "GradScaler.scale", None, None, events.loss_scaled),
+        "unscale_": _reporting(shield, "GradScaler.unscale_", None, events.unscaled),
         "step": _reporting(
-            guard, "GradScaler.step", events.scaler_step_begins, events.scaler_step_ended
+            shield, "GradScaler.step", events.scaler_step_begins, events.scaler_step_ended
         ),
     }
 
@@ -151,12 +151,12 @@ def install_grad_scaler(patches: Patches, events: Events, guard: Guard) -> None:
     for owner in family(GradScaler):
         wrap_methods(owner)
     patches.on_new_subclass(
-        GradScaler, lambda owner: guard.run("new GradScaler", wrap_methods, owner)
+        GradScaler, lambda owner: shield.run("new GradScaler", wrap_methods, owner)
     )
 
 
 def _reporting(
-    guard: Guard,
+    shield: Shield,
     kind: str,
     before: Report | None,
     after: Report | None,
@@ -173,12 +173,12 @@ def _reporting(
             try:
                 within.call = True
                 if before is not None:
-                    guard.run(kind, before, self, stepped_for(argument))
+                    shield.run(kind, before, self, stepped_for(argument))
                 result = original(self, argument, *args, **kwargs)
                 if after is not None:
-                    guard.run(kind, after, self, stepped_for(argument))
+                    shield.run(kind, after, self, stepped_for(argument))
                 if with_result is not None:
-                    guard.run(kind, with_result, self, argument, result)
+                    shield.run(kind, with_result, self, argument, result)
                 return result
             finally:
                 within.call = False
@@ -198,7 +198,7 @@ def family(owner: type[GradScaler]) -> Iterator[type[GradScaler]]:
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def install_optimizer(patches: Patches, events: Events, guard: Guard) -> None:
+def install_optimizer(patches: Patches, events: Events, shield: Shield) -> None:
     """Report the start and the end of each optimizer's step, and of its closure.
 
     A step that `torch.compile` traces breaks its graph here, so that it can be measured; torch's
@@ -211,27 +211,27 @@ def install_optimizer(patches: Patches, events: Events, guard: Guard) -> None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         has_closure = closure is not None and callable(closure)
         has_closure = has_closure and not torch.compiler.is_compiling()
-        guard.run(
+        shield.run(
             "optimizer",
             events.optimizer_step_begins,
             optimizer,
             has_closure=has_closure,
         )
-        if closure is None or not has_closure or guard.closed:
+        if closure is None or not has_closure or shield.closed:
             return None
-        watched = _watched(closure, optimizer, events, guard)
+        watched = _watched(closure, optimizer, events, shield)
         if "closure" in kwargs:
             return args, {**kwargs, "closure": watched}
         return (args[0], watched, *args[2:]), kwargs
 
     def after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        guard.run("optimizer", events.optimizer_step_ended, optimizer)
+        shield.run("optimizer", events.optimizer_step_ended, optimizer)
 
     def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def made(self: Optimizer, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            guard.run("new optimizer", events.optimizer_made, self)
+            shield.run("new optimizer", events.optimizer_made, self)
 
         return made
 
@@ -241,25 +241,25 @@ def install_optimizer(patches: Patches, events: Events, guard: Guard) -> None:
 
 
 def _watched(
-    closure: Callable[..., Any], optimizer: Optimizer, events: Events, guard: Guard
+    closure: Callable[..., Any], optimizer: Optimizer, events: Events, shield: Shield
 ) -> Callable[..., Any]:
     """Return a closure that calls `closure`, and reports each call."""
 
     @functools.wraps(closure, updated=())
     def watched(*args: Any, **kwargs: Any) -> Any:
-        guard.run("closure", events.closure_begins, optimizer)
+        shield.run("closure", events.closure_begins, optimizer)
         try:
             result = closure(*args, **kwargs)
         except BaseException:
-            guard.run("closure", events.closure_raised, optimizer)
+            shield.run("closure", events.closure_raised, optimizer)
             raise
-        guard.run("closure", events.closure_returned, optimizer)
+        shield.run("closure", events.closure_returned, optimizer)
         return result
 
     return watched
 
 
-def install_scheduler(patches: Patches, events: Events, guard: Guard) -> None:
+def install_scheduler(patches: Patches, events: Events, shield: Shield) -> None:
     """Wrap `LRScheduler.step`; schedulers with a `step` of their own are not observed."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -267,7 +267,7 @@ def install_scheduler(patches: Patches, events: Events, guard: Guard) -> None:
         def step(self: LRScheduler, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
             if not torch.compiler.is_compiling():
-                guard.run("scheduler", events.scheduler_stepped, self)
+                shield.run("scheduler", events.scheduler_stepped, self)
             return result
 
         return step
@@ -282,17 +282,17 @@ class OtherSteps(Protocol):
         """Ignore every optimizer's step while `stepping`."""
 
 
-def install_state_dict(patches: Patches, events: OtherSteps, guard: Guard) -> None:
+def install_state_dict(patches: Patches, events: OtherSteps, shield: Shield) -> None:
     """Wrap what steps an optimizer with zero gradients and a learning rate of zero."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def fill_in(*args: Any, **kwargs: Any) -> Any:
-            guard.run("state_dict", events.not_training, True)
+            shield.run("state_dict", events.not_training, True)
             try:
                 return original(*args, **kwargs)
             finally:
-                guard.run("state_dict", events.not_training, False)
+                shield.run("state_dict", events.not_training, False)
 
         return fill_in
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class Patches:
         self.put(owner, "__init_subclass__", classmethod(made))
 
     def once_imported(
-        self, module: str, name: str, wrap: Callable[[type], None], guard: Guard
+        self, module: str, name: str, wrap: Callable[[type], None], shield: Shield
     ) -> None:
         """Have `wrap` called with the class `module.name` once the program has imported it.
 
@@ -86,7 +86,7 @@ class Patches:
         each backward until it is found.
         """
         if not self._awaited:
-            self.on_new_subclass(nn.Module, lambda _: guard.run("imports", self.wrap_imported))
+            self.on_new_subclass(nn.Module, lambda _: shield.run("imports", self.wrap_imported))
         self._awaited[module, name] = wrap
         self.wrap_imported()
 

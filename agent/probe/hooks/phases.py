@@ -29,10 +29,10 @@ from torch.utils.data import dataloader
 
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, Wrapper
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 
 
-def install_autocast(patches: Patches, events: Events, guard: Guard) -> None:
+def install_autocast(patches: Patches, events: Events, shield: Shield) -> None:
     """Wrap `autocast.__enter__`, for context managers and decorators alike."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,7 +40,7 @@ def install_autocast(patches: Patches, events: Events, guard: Guard) -> None:
         def enter(self: autocast_mode.autocast) -> Any:
             # Before autocast is on: a signal handler that raises here would leave it on for good.
             if not torch.compiler.is_compiling() and self._enabled and self.fast_dtype is not None:
-                guard.run("autocast", events.autocast_entered, self.fast_dtype)
+                shield.run("autocast", events.autocast_entered, self.fast_dtype)
             return original(self)
 
         return enter
@@ -48,13 +48,13 @@ def install_autocast(patches: Patches, events: Events, guard: Guard) -> None:
     patches.replace(autocast_mode.autocast, "__enter__", wrap)
 
 
-def install_graphs(patches: Patches, events: Events, guard: Guard) -> None:
+def install_graphs(patches: Patches, events: Events, shield: Shield) -> None:
     """Wrap the methods of `torch.cuda.CUDAGraph`, where this torch has them."""
 
     def wrap_begin(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-            guard.run("CUDA graph", events.graph_capture_begins, self)
+            shield.run("CUDA graph", events.graph_capture_begins, self)
             return original(self, *args, **kwargs)
 
         return capture_begin
@@ -63,7 +63,7 @@ def install_graphs(patches: Patches, events: Events, guard: Guard) -> None:
         @functools.wraps(original)
         def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
-            guard.run("CUDA graph", events.graph_capture_ended)
+            shield.run("CUDA graph", events.graph_capture_ended)
             return result
 
         return capture_end
@@ -71,7 +71,7 @@ def install_graphs(patches: Patches, events: Events, guard: Guard) -> None:
     def wrap_replay(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
-            guard.run("CUDA graph", events.graph_replayed, self)
+            shield.run("CUDA graph", events.graph_replayed, self)
             return original(self, *args, **kwargs)
 
         return replay
@@ -83,13 +83,13 @@ def install_graphs(patches: Patches, events: Events, guard: Guard) -> None:
             patches.replace(owner, name, wrap)
 
 
-def install_scripting(patches: Patches, events: Events, guard: Guard) -> None:
+def install_scripting(patches: Patches, events: Events, shield: Shield) -> None:
     """Wrap what `torch.jit.script`, and `torch.jit.trace` of exported methods, come through."""
 
     def wrap_module(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def compiling(*args: Any, **kwargs: Any) -> Any:
-            guard.run("scripting", events.scripting)
+            shield.run("scripting", events.scripting)
             return original(*args, **kwargs)
 
         return compiling
@@ -97,7 +97,7 @@ def install_scripting(patches: Patches, events: Events, guard: Guard) -> None:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def compiling(*args: Any, _frames_up: int = 0, **kwargs: Any) -> Any:
-            guard.run("scripting", events.scripting)
+            shield.run("scripting", events.scripting)
             # The names that a class uses are looked up so many frames up, and this is one of them.
             return original(*args, _frames_up=_frames_up + 1, **kwargs)
 
@@ -118,14 +118,14 @@ class GroupEnd(Protocol):
         """Act: a process group, None for all of them, is about to be destroyed."""
 
 
-def install_teardown(patches: Patches, events: GroupEnd, guard: Guard) -> None:
+def install_teardown(patches: Patches, events: GroupEnd, shield: Shield) -> None:
     """Wrap `destroy_process_group`, under both names that it has."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def destroy(group: Any = None) -> None:
             ending = None if group is dist.group.WORLD else group
-            guard.run("teardown", events.group_ends, ending)
+            shield.run("teardown", events.group_ends, ending)
             original(group)
 
         return destroy
@@ -134,17 +134,17 @@ def install_teardown(patches: Patches, events: GroupEnd, guard: Guard) -> None:
         patches.replace(module, "destroy_process_group", wrap)
 
 
-def install_saving(patches: Patches, events: Events, guard: Guard) -> None:
+def install_saving(patches: Patches, events: Events, shield: Shield) -> None:
     """Wrap every function that saves, under each name by which it is called."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
-            guard.run("saving", events.saving, True)
+            shield.run("saving", events.saving, True)
             try:
                 return original(*args, **kwargs)
             finally:
-                guard.run("saving", events.saving, False)
+                shield.run("saving", events.saving, False)
 
         return save
 
@@ -171,20 +171,20 @@ def _safetensors() -> ModuleType | None:
         return None
 
 
-def install_evaluation(patches: Patches, events: Events, guard: Guard) -> None:
+def install_evaluation(patches: Patches, events: Events, shield: Shield) -> None:
     """Wrap `Module.train`, which `eval` calls, `no_grad`, `inference_mode`, and data loaders."""
-    patches.replace(nn.Module, "train", _mode(events, guard))
-    stretch = _Stretch(events, guard)
+    patches.replace(nn.Module, "train", _mode(events, shield))
+    stretch = _Stretch(events, shield)
     for owner, is_off in (
         (torch.no_grad, lambda: not torch.is_grad_enabled()),
         (torch.inference_mode, torch.is_inference_mode_enabled),
     ):
         patches.replace(owner, "__enter__", stretch.enter(is_off))
         patches.replace(owner, "__exit__", stretch.leave)
-    patches.replace(dataloader._BaseDataLoaderIter, "__next__", _loading(events, guard))
+    patches.replace(dataloader._BaseDataLoaderIter, "__next__", _loading(events, shield))
 
 
-def _mode(events: Events, guard: Guard) -> Wrapper:
+def _mode(events: Events, shield: Shield) -> Wrapper:
     within = threading.local()
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,7 +197,7 @@ def _mode(events: Events, guard: Guard) -> Wrapper:
                 result = original(self, mode)
             finally:
                 within.call = False
-            guard.run("mode", events.mode_changed, self, bool(mode))
+            shield.run("mode", events.mode_changed, self, bool(mode))
             return result
 
         return train
@@ -208,9 +208,9 @@ def _mode(events: Events, guard: Guard) -> Wrapper:
 class _Stretch:
     """The outermost stretch of a thread's code without gradients."""
 
-    def __init__(self, events: Events, guard: Guard) -> None:
+    def __init__(self, events: Events, shield: Shield) -> None:
         self._events = events
-        self._guard = guard
+        self._shield = shield
         self._within = threading.local()
 
     def enter(self, is_off: Callable[[], bool]) -> Wrapper:
@@ -224,7 +224,7 @@ class _Stretch:
                 # Before gradients are off: a signal handler that raises here leaves them on.
                 if not _is_of_torch(sys._getframe(1)):
                     self._within.outermost = context
-                    self._guard.run("no_grad", self._events.evaluation, "no gradients", True)
+                    self._shield.run("no_grad", self._events.evaluation, "no gradients", True)
                 return original(context)
 
             return enter
@@ -239,18 +239,18 @@ class _Stretch:
             result = original(context, *error)
             if getattr(self._within, "outermost", None) is context:
                 self._within.outermost = None
-                self._guard.run("no_grad", self._events.evaluation, "no gradients", False)
+                self._shield.run("no_grad", self._events.evaluation, "no gradients", False)
             return result
 
         return leave
 
 
-def _loading(events: Events, guard: Guard) -> Wrapper:
+def _loading(events: Events, shield: Shield) -> Wrapper:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def following(self: Any) -> Any:
             if events.between_steps:
-                guard.run("loading", events.evaluation, "loading", not torch.is_grad_enabled())
+                shield.run("loading", events.evaluation, "loading", not torch.is_grad_enabled())
             return original(self)
 
         return following

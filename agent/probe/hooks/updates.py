@@ -15,14 +15,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mp_agent.probe.hooks.optimization import family, install_state_dict
 from mp_agent.probe.hooks.patches import Patches, Wrapper, untraced
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 from mp_agent.probe.step.thread_progress import STEP
 
 _WRAPPERS_AT_MOST = 8
 
 
 class Updates(Protocol):
-    """What is notified of updates, and may change them. Calls are made through the guard."""
+    """What is notified of updates, and may change them. Calls are made through the shield."""
 
     def not_training(self, stepping: bool) -> None:
         """Ignore every optimizer's step while `stepping`: torch makes it to fill in state."""
@@ -52,7 +52,7 @@ class Updates(Protocol):
         """Act: a scaler has adapted its scale."""
 
 
-def install_on_scalers(patches: Patches, updates: Updates, guard: Guard) -> None:
+def install_on_scalers(patches: Patches, updates: Updates, shield: Shield) -> None:
     """Wrap `step` and `update` of GradScaler; before the probe's own hooks, to lie within them."""
     within = threading.local()
 
@@ -63,9 +63,9 @@ def install_on_scalers(patches: Patches, updates: Updates, guard: Guard) -> None
                 return original(self, optimizer, *args, **kwargs)
             try:
                 within.call = True
-                guard.run("the guard", updates.scaler_step_begins, self, optimizer)
+                shield.run("the guard", updates.scaler_step_begins, self, optimizer)
                 result = original(self, optimizer, *args, **kwargs)
-                guard.run("the guard", updates.scaler_step_ended, self, optimizer)
+                shield.run("the guard", updates.scaler_step_ended, self, optimizer)
                 return result
             finally:
                 within.call = False
@@ -77,7 +77,7 @@ def install_on_scalers(patches: Patches, updates: Updates, guard: Guard) -> None
         def update(self: GradScaler, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
             if self.is_enabled():
-                guard.run("the guard's loss scale", updates.scaler_updated, self)
+                shield.run("the guard's loss scale", updates.scaler_updated, self)
             return result
 
         return untraced(update)
@@ -90,18 +90,18 @@ def install_on_scalers(patches: Patches, updates: Updates, guard: Guard) -> None
     for owner in family(GradScaler):
         wrap_methods(owner)
     patches.on_new_subclass(
-        GradScaler, lambda owner: guard.run("new GradScaler", wrap_methods, owner)
+        GradScaler, lambda owner: shield.run("new GradScaler", wrap_methods, owner)
     )
 
 
-def install_on_optimizers(patches: Patches, updates: Updates, guard: Guard) -> None:
+def install_on_optimizers(patches: Patches, updates: Updates, shield: Shield) -> None:
     """Act within every step, as close to the optimizer's own code as can be.
 
     All hooks on steps run outside of that, those of the script's included, and so does what follows
     a step that raises: they find gradients and learning rates as they are without the guard.
     """
-    install_state_dict(patches, updates, guard)
-    _install_on_joins(patches, updates, guard)
+    install_state_dict(patches, updates, shield)
+    _install_on_joins(patches, updates, shield)
     _install_on_saving(patches, updates)
     reached: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
@@ -111,17 +111,17 @@ def install_on_optimizers(patches: Patches, updates: Updates, guard: Guard) -> N
             closure = kwargs.get("closure", args[0] if args else None)
             try:
                 if closure is None or not callable(closure):
-                    guard.run("the guard", updates.update_begins, self)
+                    shield.run("the guard", updates.update_begins, self)
                 elif "closure" in kwargs:
-                    kwargs = {**kwargs, "closure": _guarded(closure, self, updates, guard)}
+                    kwargs = {**kwargs, "closure": _guarded(closure, self, updates, shield)}
                 else:
-                    args = (_guarded(closure, self, updates, guard), *args[1:])
+                    args = (_guarded(closure, self, updates, shield), *args[1:])
                 return original(self, *args, **kwargs)
             finally:
                 try:
-                    guard.run("the guard's restoring", updates.update_ended, self)
+                    shield.run("the guard's restoring", updates.update_ended, self)
                 finally:  # again, where a signal handler has raised within
-                    guard.run("the guard's restoring", updates.update_ended, self)
+                    shield.run("the guard's restoring", updates.update_ended, self)
 
         return untraced(step)
 
@@ -137,7 +137,7 @@ def install_on_optimizers(patches: Patches, updates: Updates, guard: Guard) -> N
 
     def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if type(optimizer) not in reached:
-            guard.run("the guard's optimizer", reach, type(optimizer))
+            shield.run("the guard's optimizer", reach, type(optimizer))
 
     patches.on_restore(register_optimizer_step_pre_hook(before).remove)
 
@@ -175,7 +175,7 @@ def _install_on_saving(patches: Patches, updates: Updates) -> None:
         patches.replace(Optimizer, name, wrap)
 
 
-def _install_on_joins(patches: Patches, updates: Updates, guard: Guard) -> None:
+def _install_on_joins(patches: Patches, updates: Updates, shield: Shield) -> None:
     """Wrap torch's contexts for uneven inputs, which repeat the model's collectives alone."""
 
     def wrap(begins: bool) -> Wrapper:
@@ -186,7 +186,7 @@ def _install_on_joins(patches: Patches, updates: Updates, guard: Guard) -> None:
                     return original(self, *args, **kwargs)
                 finally:
                     if getattr(self, "_enable", True):
-                        guard.run("the guard's ranks", updates.uneven_inputs, begins)
+                        shield.run("the guard's ranks", updates.uneven_inputs, begins)
 
             return method
 
@@ -198,7 +198,7 @@ def _install_on_joins(patches: Patches, updates: Updates, guard: Guard) -> None:
 
 
 def _guarded(
-    closure: Callable[..., Any], optimizer: Optimizer, updates: Updates, guard: Guard
+    closure: Callable[..., Any], optimizer: Optimizer, updates: Updates, shield: Shield
 ) -> Callable[..., Any]:
     """Return a closure that acts on the gradients of the first call, before they are used."""
     calls = 0
@@ -209,7 +209,7 @@ def _guarded(
         result = closure(*args, **kwargs)
         calls += 1
         if calls == 1:
-            guard.run("the guard", updates.update_begins, optimizer)
+            shield.run("the guard", updates.update_begins, optimizer)
         return result
 
     return guarded

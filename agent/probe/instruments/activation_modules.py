@@ -37,7 +37,7 @@ def local_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 Run = Callable[..., None]
-"""`Guard.run`: a kind of failure, a function, and its arguments."""
+"""`Shield.run`: a kind of failure, a function, and its arguments."""
 
 
 class ForwardHook:

@@ -34,7 +34,7 @@ _EAGER_ATTENTION = "eager_attention_forward"
 """The function in which models of transformers compute the weights of attention themselves."""
 
 Run = Callable[..., None]
-"""`Guard.run`: a kind of failure, a function, and its arguments."""
+"""`Shield.run`: a kind of failure, a function, and its arguments."""
 
 Rows = Mapping[int, torch.Tensor]
 """A row [C] by the place of its module."""

@@ -52,7 +52,7 @@ def overriding(instruments: Instruments, method: str) -> Instruments:
 
 
 Run = Callable[..., None]
-"""`Guard.run`: a kind of failure, a function, and its arguments."""
+"""`Shield.run`: a kind of failure, a function, and its arguments."""
 
 
 class _ForwardHook:

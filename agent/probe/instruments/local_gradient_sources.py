@@ -128,7 +128,7 @@ def _fsdp_params(modules: Iterable[FSDPModule]) -> Iterator[Any]:
 
 
 Run = Callable[..., None]
-"""`Guard.run`: a kind of failure, a function, and its arguments."""
+"""`Shield.run`: a kind of failure, a function, and its arguments."""
 
 _KIND = "local gradients"
 

@@ -15,7 +15,7 @@ from mp_agent.probe.instruments.fp8 import fp8_library
 from mp_agent.probe.instruments.local_gradients import LocalGradients
 from mp_agent.probe.instruments.logprobs import StepLogprobs
 from mp_agent.probe.instruments.tensors import WatchedTensors, tensor_collections
-from mp_agent.probe.isolation import Guard, contained
+from mp_agent.probe.isolation import Shield, contained
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
@@ -66,7 +66,7 @@ class StepRecorder:
 
     def __init__(
         self,
-        guard: Guard,
+        shield: Shield,
         registry: OptimizerRegistry,
         traits: ObservedTraits,
         settings: Settings,
@@ -82,7 +82,7 @@ class StepRecorder:
         they are reduced.
         """
         self.trainer_lead = 0
-        self._guard = guard
+        self._shield = shield
         self._registry = registry
         self._traits = traits
         self._schedule = LayerSchedule(
@@ -225,7 +225,7 @@ class StepRecorder:
         if self._tensors is not None and self._tensors.used:
             self.add_tensors(step)
         for what, instrument in self._finishing.items():
-            self._guard.contain(f"measuring {what}", instrument.finish, step)
+            self._shield.contain(f"measuring {what}", instrument.finish, step)
         if self._local_gradients is not None:
             self.add_local_gradients(step)
         step.scalars["probe_seconds"] = probe_seconds
@@ -247,7 +247,7 @@ class StepRecorder:
             self._tensors.begin(due=due)
         for what, instrument in self._instruments.items() if due else ():
             kind = f"preparing to measure {what}"
-            self._guard.contain(kind, instrument.begin, self._registry.root)
+            self._shield.contain(kind, instrument.begin, self._registry.root)
         if self._forward_start is not None:
             self._forward_start.watch(self._registry.root)
 
@@ -255,7 +255,7 @@ class StepRecorder:
     def forward_ended(self, step: OpenStep) -> None:
         """Add to the step what was measured in its first forward pass."""
         for what, instrument in self._instruments.items():
-            self._guard.contain(f"measuring {what}", instrument.end, step)
+            self._shield.contain(f"measuring {what}", instrument.end, step)
 
     @contained("preparing for local gradients")
     def backward_begins(self, step: OpenStep) -> None:
@@ -289,7 +289,7 @@ class StepRecorder:
         """Add to the step what was measured in its first backward pass."""
         for what, instrument in self._measuring_backward.items():
             kind = f"measuring {what} in backward"
-            self._guard.contain(kind, instrument.backward_ended, step)
+            self._shield.contain(kind, instrument.backward_ended, step)
 
     @contained("comparing log-probabilities")
     def compare_logprobs(
@@ -311,7 +311,7 @@ class StepRecorder:
         if self._forward_start is not None:
             self._forward_start.close()
         for what, instrument in self._instruments.items():
-            self._guard.contain(f"measuring {what}", instrument.close)
+            self._shield.contain(f"measuring {what}", instrument.close)
 
     def _add_overhead(self, step: OpenStep, step_seconds: float, probe_seconds: float) -> None:
         """Record what measuring costs, and by which intervals it is kept within the budget.

@@ -10,7 +10,7 @@ import torch
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 from mp_agent.probe.optimizers.roles import Role, WatchedOptimizer
 from mp_agent.probe.placement import world_size
 from mp_agent.probe.scalars import Scalar, add, reciprocal, scalar_of, snapshot_of
@@ -26,11 +26,13 @@ class StepEnd:
     on_step: called after each step of the run; its failure is contained.
     """
 
-    def __init__(self, context: TrackerContext, guard: Guard, on_step: Callable[[], None]) -> None:
+    def __init__(
+        self, context: TrackerContext, shield: Shield, on_step: Callable[[], None]
+    ) -> None:
         self._context = context
-        self._guard = guard
+        self._shield = shield
         self.after_step: Callable[[], None] = partial(
-            guard.contain, "looking after the run", on_step
+            shield.contain, "looking after the run", on_step
         )
 
     def publish(self, steps: Iterable[OpenStep], *, relabelled: bool = False) -> None:
@@ -93,7 +95,7 @@ class StepEnd:
         context.run_thread = get_ident()
         context.thread.weights.forget()
         ended.scalars.setdefault("skipped", 0.0)
-        context.recorder.end(ended, context.parts, self._guard.pop_seconds())
+        context.recorder.end(ended, context.parts, self._shield.pop_seconds())
         for step in context.boundaries.run_ended(label, awaited):
             context.recorder.publish(step)
         context.recorder.begin_forward(ended)

@@ -12,7 +12,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 from mp_agent.probe.optimizers.engine import Engine, OwningEngine
 from mp_agent.probe.scalars import add, reciprocal, scalar_of, snapshot_of
 from mp_agent.probe.tracker.backward import BackwardTracking, LossTracking
@@ -144,9 +144,11 @@ class StepTracker:
     `scaler.step`, without a scaler with `optimizer.step`.
     """
 
-    def __init__(self, context: TrackerContext, guard: Guard, on_step: Callable[[], None]) -> None:
+    def __init__(
+        self, context: TrackerContext, shield: Shield, on_step: Callable[[], None]
+    ) -> None:
         self._context = context
-        self._step_end = step_end = StepEnd(context, guard, on_step)
+        self._step_end = step_end = StepEnd(context, shield, on_step)
         measuring = GradientMeasuring(context, Succession(context, step_end), step_end)
         self._graphs = graphs = GraphSteps(context, step_end)
         self._losses = losses = LossTracking(context)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 from mp_agent.probe.ring_connection import ConnectLater, ProbeReports, RingConnection
 from mp_agent.probe.step.phases import PhaseMarks
 
@@ -18,11 +18,11 @@ class Recorder:
 
 
 @pytest.fixture
-def guard():
-    return Guard(on_failure=lambda: None)
+def shield():
+    return Shield(on_failure=lambda: None)
 
 
-def connection_to(outcomes, guard):
+def connection_to(outcomes, shield):
     """A connection whose attempts to create a ring have these outcomes, in order."""
     attempts = iter(outcomes)
 
@@ -33,19 +33,19 @@ def connection_to(outcomes, guard):
         return outcome
 
     recorder: Any = Recorder()
-    return RingConnection(create, guard, ProbeReports(), recorder, PhaseMarks()), recorder
+    return RingConnection(create, shield, ProbeReports(), recorder, PhaseMarks()), recorder
 
 
-def test_it_is_tried_again_until_there_is_a_ring_and_then_no_more(guard, writer):
-    connection, recorder = connection_to([ConnectLater(), OSError(), writer], guard)
+def test_it_is_tried_again_until_there_is_a_ring_and_then_no_more(shield, writer):
+    connection, recorder = connection_to([ConnectLater(), OSError(), writer], shield)
     for _ in range(5):
-        guard.run("backward", connection.ensure)
+        shield.run("backward", connection.ensure)
     assert recorder.writers == [writer]
-    assert not guard.closed
+    assert not shield.closed
 
 
-def test_without_any_prospect_of_a_ring_the_hooks_do_nothing_any_more(guard):
-    connection, recorder = connection_to([None], guard)
-    guard.run("backward", connection.ensure)
-    assert guard.closed
+def test_without_any_prospect_of_a_ring_the_hooks_do_nothing_any_more(shield):
+    connection, recorder = connection_to([None], shield)
+    shield.run("backward", connection.ensure)
+    assert shield.closed
     assert recorder.writers == []

@@ -9,7 +9,7 @@ from torch import nn
 
 from mp_agent.probe.hooks import deepspeed
 from mp_agent.probe.hooks.patches import Patches
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 
 T = TypeVar("T")
 
@@ -42,13 +42,13 @@ def events():
 
 
 @pytest.fixture
-def guard():
-    return Guard(on_failure=lambda: pytest.fail("the probe failed"))
+def shield():
+    return Shield(on_failure=lambda: pytest.fail("the probe failed"))
 
 
-def test_nothing_is_imported_and_modules_are_as_before(patches, events, guard):
+def test_nothing_is_imported_and_modules_are_as_before(patches, events, shield):
     before = "__init_subclass__" in vars(nn.Module)
-    deepspeed.install(patches, events, guard)
+    deepspeed.install(patches, events, shield)
 
     class Tagged(nn.Module):
         tag: str
@@ -69,34 +69,34 @@ def test_nothing_is_imported_and_modules_are_as_before(patches, events, guard):
 
 @pytest.mark.parametrize("imported_first", [True, False])
 def test_the_class_is_hooked_whenever_it_is_imported(
-    patches, events, guard, imported_first, monkeypatch
+    patches, events, shield, imported_first, monkeypatch
 ):
     module: Any = ModuleType("deepspeed.runtime.engine")
     if imported_first:
         module.DeepSpeedEngine = make_engine_class()
         monkeypatch.setitem(sys.modules, "deepspeed.runtime.engine", module)
         own = dict(vars(module.DeepSpeedEngine))
-        deepspeed.install(patches, events, guard)
+        deepspeed.install(patches, events, shield)
         engine = module.DeepSpeedEngine
         assert all(vars(engine)[name] is not own[name] for name in HOOKED)
         patches.restore()
         assert all(vars(engine)[name] is own[name] for name in HOOKED)
     else:
-        deepspeed.install(patches, events, guard)
+        deepspeed.install(patches, events, shield)
         engine = make_engine_class()
         assert all(hasattr(vars(engine)[name], "__wrapped__") for name in HOOKED)
         patches.restore()
         assert not any(hasattr(vars(engine)[name], "__wrapped__") for name in HOOKED)
 
 
-def test_other_classes_of_that_name_are_left_alone(patches, events, guard):
-    deepspeed.install(patches, events, guard)
+def test_other_classes_of_that_name_are_left_alone(patches, events, shield):
+    deepspeed.install(patches, events, shield)
     other = make_engine_class(module="somewhere.else")
     assert not any(hasattr(vars(other)[name], "__wrapped__") for name in HOOKED)
 
 
-def test_a_later_version_without_a_method_is_hooked_where_it_can_be(patches, events, guard):
-    deepspeed.install(patches, events, guard)
+def test_a_later_version_without_a_method_is_hooked_where_it_can_be(patches, events, shield):
+    deepspeed.install(patches, events, shield)
     body = {"__module__": "deepspeed.runtime.engine", "_take_model_step": lambda self: 7}
     engine = type("DeepSpeedEngine", (nn.Module,), body)
     assert engine()._take_model_step() == 7

@@ -10,7 +10,7 @@ from torch import nn
 
 from mp_agent.probe.hooks import megatron
 from mp_agent.probe.hooks.patches import Patches
-from mp_agent.probe.isolation import Guard
+from mp_agent.probe.isolation import Shield
 
 
 class Events:
@@ -61,8 +61,8 @@ def events() -> Events:
 @pytest.fixture
 def patches(events):
     patches = Patches()
-    guard = Guard(on_failure=lambda: pytest.fail("the probe failed"))
-    megatron.install(patches, events, guard)
+    shield = Shield(on_failure=lambda: pytest.fail("the probe failed"))
+    megatron.install(patches, events, shield)
     yield patches
     patches.restore()
 
