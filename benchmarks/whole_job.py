@@ -90,7 +90,7 @@ class Switch:
 
     def off(self) -> None:
         """Leave torch as it was."""
-        self._probe._recorder.close()
+        self._probe._instruments.close()
         if (patches := self._probe._patches) is not None:
             patches.restore()
         self._probe._patches = hooks.Patches()

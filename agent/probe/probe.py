@@ -17,18 +17,23 @@ from mp_agent.probe.hooks import updates
 from mp_agent.probe.hooks.phases import install_teardown
 from mp_agent.probe.instruments.activations import ActivationSampling, StepActivations
 from mp_agent.probe.instruments.attention import AttentionSampling, StepAttention
-from mp_agent.probe.instruments.forward_pass import ForwardStart, Instrument, Instruments
 from mp_agent.probe.instruments.fp8 import Fp8Sampling, StepFp8
+from mp_agent.probe.instruments.instrument import ForwardStart, Instrument, Instruments
 from mp_agent.probe.instruments.local_gradients import LocalGradients
+from mp_agent.probe.instruments.logprobs import StepLogprobs
 from mp_agent.probe.instruments.routers import RouterSampling, StepRouters
 from mp_agent.probe.instruments.tensors import WatchedTensors
 from mp_agent.probe.isolation import Shield
 from mp_agent.probe.meeting import Meeting
+from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits, main_script
 from mp_agent.probe.recording.recorder import StepRecorder
+from mp_agent.probe.recording.replica_evidence import ReplicaEvidence
+from mp_agent.probe.recording.weight_updates import WeightUpdates
 from mp_agent.probe.reduction import GroupReduction
 from mp_agent.probe.ring_connection import ProbeReports, RingConnection
+from mp_agent.probe.step.layer_schedule import LayerSchedule, OverheadBudget
 from mp_agent.probe.step.phases import PhaseMarks, StepParts
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.step_tracker import StepTracker
@@ -68,17 +73,33 @@ class Probe:
         self._phases = PhaseMarks(parts.not_training)
         self._registry = OptimizerRegistry(reports.note_unsupported, ranks_in_run)
         traits = ObservedTraits(script=main_script() if settings.check_script else "")
-        self._tensors = self._watched_tensors(settings)
-        recorder = self._recorder = StepRecorder(
-            self._shield,
-            self._registry,
-            traits,
-            settings,
-            self._instruments(settings),
-            self._tensors,
-            ForwardStart(self._shield.run, parts) if settings.measure_step_parts else None,
-            self._local_gradients(settings),
+        schedule = LayerSchedule(
+            settings.layer_interval,
+            resolve(settings.thresholds),
+            OverheadBudget(settings.overhead_budget, settings.layer_interval),
         )
+        measures = Measurement(
+            self._registry.note_unsupported,
+            fused_kernels=settings.fused_kernels,
+            distribution=settings.measure_distribution,
+        )
+        self._tensors = WatchedTensors(self._in_training, self._registry.note_unsupported)
+        self._logprobs = StepLogprobs(self._registry.note_unsupported)
+        once_used = (self._tensors, self._logprobs)
+        chosen = [
+            *self._of_forward_passes(settings),
+            *once_used,
+            *self._of_updates(settings, schedule, measures),
+        ]
+        if settings.measure_step_parts:
+            chosen.append(ForwardStart(self._shield.run, parts))
+        self._instruments = Instruments(
+            self._shield.contain, (each for each in chosen if each not in once_used), chosen
+        )
+        recorder = self._recorder = StepRecorder(
+            self._shield, self._registry, traits, settings, schedule, measures, self._instruments
+        )
+        self._measures_tensors = settings.measure_tensors
         self._create_ring = create_ring
         self._connection = RingConnection(
             self._make_ring, self._shield, reports, recorder, self._phases
@@ -87,6 +108,7 @@ class Probe:
         context = TrackerContext(
             registry=self._registry,
             recorder=recorder,
+            instruments=self._instruments,
             phases=self._phases,
             traits=traits,
             connection=self._connection,
@@ -125,7 +147,7 @@ class Probe:
         if self._reduction is not None:
             self._shield.run("the reduction's end", self._reduction.close)
         self._shield.closed = self._updates_shield.closed = True
-        self._recorder.close()
+        self._instruments.close()
         if self._patches is not None:
             self._patches.restore()
 
@@ -146,12 +168,12 @@ class Probe:
 
     def observe_logprobs(self, trainer: object, sampler: object, mask: object = None) -> None:
         """Use the log-probabilities that trainer and sampler have of the same tokens."""
-        self._shield.run("observe_logprobs", self._tracker.observe_logprobs, trainer, sampler, mask)
+        self._shield.run("observe_logprobs", self._add_logprobs, trainer, sampler, mask)
 
     def watch_tensor(self, name: object, tensor: object, dim: object, reduction: object) -> None:
         """Measure a tensor, if the step under way is a sampled one."""
-        if self._tensors is not None and self._tensors.due:
-            self._shield.run("watch_tensor", self._tensors.watch, name, tensor, dim, reduction)
+        if self._measures_tensors and self._recorder.forward_is_due:
+            self._shield.run("watch_tensor", self._watch_tensor, name, tensor, dim, reduction)
 
     @property
     def global_statistics(self) -> GlobalStatistics | None:
@@ -180,39 +202,50 @@ class Probe:
         """Publish what was observed of the step under way, waiting for a device at most 1 s."""
         self._shield.run("flush", self._tracker.flush)
 
-    def _instruments(self, settings: Settings) -> Instruments:
-        """Return those that are on."""
-        found: dict[str, Instrument] = {}
+    def _of_forward_passes(self, settings: Settings) -> Iterator[Instrument]:
+        """Yield what measures in the first passes of sampled steps, as far as it is on."""
         note = self._registry.note_unsupported
         if settings.measure_attention:
             attention = AttentionSampling(self._shield.run, self._in_training)
-            found["attention"] = StepAttention(attention, note)
+            yield StepAttention(attention, note)
         if settings.measure_activations:
             near_overflow = resolve(settings.thresholds)["fp16_near_overflow"]
             outputs = ActivationSampling(self._shield.run, self._in_training, near_overflow)
-            found["activations"] = StepActivations(outputs, note)
+            yield StepActivations(outputs, note)
         if settings.measure_routers or settings.routers:
             routers = RouterSampling(self._shield.run, self._in_training)
-            found["routers"] = StepRouters(routers, settings.routers, note)
+            yield StepRouters(routers, settings.routers, note)
         if settings.measure_fp8:
             operands = Fp8Sampling(self._shield.run, self._in_training)
-            found["FP8 operands"] = StepFp8(operands, note)
-        return found
+            yield StepFp8(operands, note)
+
+    def _of_updates(
+        self, settings: Settings, schedule: LayerSchedule, measures: Measurement
+    ) -> Iterator[Instrument]:
+        """Yield what measures around the update of the weights, as far as it is on."""
+        yield ReplicaEvidence(measures, self._registry, schedule)
+        if settings.measure_updates:
+            yield WeightUpdates(measures, self._registry, schedule, settings.update_copy_mib)
+        if settings.measure_local_gradients:
+            yield LocalGradients(
+                self._shield.run,
+                self._registry,
+                schedule,
+                only_after_trouble=settings.measure_local_gradients == "after_trouble",
+                fused_kernels=settings.fused_kernels,
+            )
+
+    def _add_logprobs(self, trainer: object, sampler: object, mask: object) -> None:
+        self._tracker.collect()
+        self._instruments.use(self._logprobs)
+        self._logprobs.add(self._context.step, trainer, sampler, mask)
+
+    def _watch_tensor(self, name: object, tensor: object, dim: object, reduction: object) -> None:
+        self._instruments.use(self._tensors)
+        self._tensors.watch(name, tensor, dim, reduction)
 
     def _in_training(self) -> bool:
         return self._phases.in_training
-
-    def _watched_tensors(self, settings: Settings) -> WatchedTensors | None:
-        if not settings.measure_tensors:
-            return None
-        return WatchedTensors(self._in_training, self._registry.note_unsupported)
-
-    def _local_gradients(self, settings: Settings) -> LocalGradients | None:
-        if not settings.measure_local_gradients:
-            return None
-        return LocalGradients(
-            self._shield.run, self._registry, fused_kernels=settings.fused_kernels
-        )
 
     def _note_captured(self, event: Callable[..., None], arguments: Sequence[object]) -> None:
         self._reports.note_capture()

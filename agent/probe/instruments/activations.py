@@ -23,7 +23,7 @@ from mp_agent.probe.instruments.activation_modules import (
     output_row,
     tensors_in,
 )
-from mp_agent.probe.instruments.forward_pass import Instrument
+from mp_agent.probe.instruments.instrument import Instrument
 from mp_agent.probe.statistics.pieces import folded, keep_row
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.records.columns import ACTIVATIONS
@@ -259,6 +259,8 @@ class StepActivations(Instrument):
 
     Of their gradients, in the backward pass that follows, where the first arose that is not finite.
     """
+
+    subject = "activations"
 
     def __init__(
         self, sampling: ActivationSampling, note_unsupported: Callable[[str], None]

@@ -21,7 +21,7 @@ from mp_agent.probe.instruments.attention_logits import (
     logits_row,
     weights_row,
 )
-from mp_agent.probe.instruments.forward_pass import Instrument
+from mp_agent.probe.instruments.instrument import Instrument
 from mp_agent.probe.optimizers.parameter_names import strip_wrappers
 from mp_agent.probe.statistics.pieces import folded
 from mp_agent.probe.step.open_step import OpenStep
@@ -218,6 +218,8 @@ class StepAttention(Instrument):
     Which modules compute attention is learned from their calls: they become layers when they are
     first seen.
     """
+
+    subject = "attention"
 
     def __init__(
         self, sampling: AttentionSampling, note_unsupported: Callable[[str], None]

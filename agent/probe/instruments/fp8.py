@@ -15,7 +15,6 @@ from mp_agent.probe.instruments.activation_modules import (
     Run,
     is_compiled,
 )
-from mp_agent.probe.instruments.forward_pass import Instrument
 from mp_agent.probe.instruments.fp8_operands import (
     Operand,
     backward_row,
@@ -25,6 +24,7 @@ from mp_agent.probe.instruments.fp8_operands import (
     operand_row,
     usable,
 )
+from mp_agent.probe.instruments.instrument import Instrument
 from mp_agent.probe.optimizers.parameter_names import strip_wrappers
 from mp_agent.probe.statistics.pieces import folded, keep_row
 from mp_agent.probe.step.open_step import OpenStep
@@ -209,6 +209,8 @@ _NONE: Mapping[str, tuple[str, ...]] = {}
 
 class StepFp8(Instrument):
     """The operands of linear layers, in the first forward and backward pass of sampled steps."""
+
+    subject = "FP8 operands"
 
     def __init__(self, sampling: Fp8Sampling, note_unsupported: Callable[[str], None]) -> None:
         self._sampling = sampling

@@ -11,6 +11,7 @@ import torch
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.accelerator import DeviceTimer
+from mp_agent.probe.instruments.instrument import Instrument, ScaledOptimizer
 from mp_agent.probe.instruments.local_gradient_sources import (
     GradientSource,
     LocalGradientHooks,
@@ -24,6 +25,7 @@ from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.placement import world_size
 from mp_agent.probe.scalars import Scalar, add, reciprocal, scalar_of
 from mp_agent.probe.statistics.table import folded_rows
+from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.records.columns import (
     GRADIENT_POSITIONS,
@@ -172,14 +174,27 @@ _SUPPORTED = frozenset({"none", "mixed", "ddp", "fsdp2", "hsdp", "tp", "declared
 UNSEEN = "local gradients that backward does not add to the optimizer's parameters"
 
 
-class LocalGradients:
+class LocalGradients(Instrument):
     """Measures what this rank alone has added up, by hooks on what backward adds gradients to.
 
     Of a step with several backwards, gradients are as they stood in the last one that reached them:
     without reductions in between (`no_sync`) the sum over all micro-batches.
     """
 
-    def __init__(self, run: Run, registry: OptimizerRegistry, *, fused_kernels: bool) -> None:
+    subject = "local gradients"
+
+    def __init__(
+        self,
+        run: Run,
+        registry: OptimizerRegistry,
+        schedule: LayerSchedule,
+        *,
+        only_after_trouble: bool,
+        fused_kernels: bool,
+    ) -> None:
+        """only_after_trouble: without hooks but in stretches of denser samples."""
+        self._schedule = schedule
+        self._only_after_trouble = only_after_trouble
         self._registry = registry
         self._hooks = LocalGradientHooks(run, self._measure)
         self._measures = Measurement(registry.note_unsupported, fused_kernels=fused_kernels)
@@ -194,11 +209,15 @@ class LocalGradients:
         self._totals = LocalTotals()
         self._timers: list[DeviceTimer] = []
 
-    def backward_begins(self, step: OpenStep, *, wanted: bool) -> None:
-        """Prepare for a backward of the run. wanted: whether the step's gradients are measured."""
+    def backward_begins(self, step: OpenStep) -> None:
+        """Prepare for a backward of the run, if the step is one of which gradients are measured."""
+        if self._only_after_trouble and not self._schedule.follows_trouble(step.sequence):
+            self.close()
+            return
+        wanted = self._schedule.measures(step.sequence)
         if step.sequence != self._sequence:
             self._sequence = step.sequence
-            self.forget()
+            self.gradients_cleared()
         plans = self._plans()
         self._watch(plans)
         self._wanted = wanted
@@ -218,12 +237,17 @@ class LocalGradients:
             self._timers.append(timer)
         self._totals.note(frozenset(each.data_ptr() for each in gradients), row_C, is_sum=True)
 
-    def forget(self) -> None:
+    def gradients_cleared(self) -> None:
         """Forget what was measured: the gradients were cleared, or a step has ended."""
         self._totals.forget()
         self._timers.clear()
 
-    def add_to(self, step: OpenStep) -> None:
+    def measuring_begins(self, step: OpenStep, scaled: Sequence[ScaledOptimizer]) -> None:
+        """Set the columns of a step whose gradients are about to be used."""
+        if any(watched.of_run for watched, _ in scaled):
+            self.finish(step)
+
+    def finish(self, step: OpenStep) -> None:
         """Set the columns of a step; the loss scale in force is known by then.
 
         Of gradients taken at weights between two steps nothing is added (SAM).
@@ -255,7 +279,7 @@ class LocalGradients:
         if self._layers:
             self._layers, self._sources = (), []
             self._hooks.close()
-            self.forget()
+            self.gradients_cleared()
 
     def _watch(self, plans: Sequence[MeasurementPlan]) -> None:
         """Have hooks on what backward adds the gradients of these plans to."""
@@ -265,7 +289,7 @@ class LocalGradients:
         if new:
             sources = self._sources_of(plans)
             if not same or len(sources) != len(self._sources):
-                self.forget()  # places are those of other parameters from now on
+                self.gradients_cleared()  # places are those of other parameters from now on
             self._layers, self._sources = layers, sources
             self._device = plans[0].device if plans else self._device
         self._hooks.watch(self._sources, new=new)

@@ -6,14 +6,16 @@ the sampler's counts for the trainer (J. Schulman, Approximating KL Divergence, 
 sampler and p the trainer).
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from math import nan
 
 import numpy as np
 import torch
+from torch import nn
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.accelerator import DeviceConstants, on_one_device
+from mp_agent.probe.instruments.instrument import Instrument
 from mp_agent.probe.isolation import computed, has_memory
 from mp_agent.probe.scalars import local_of
 from mp_agent.probe.step.open_step import OpenStep
@@ -131,24 +133,30 @@ PLACES = "observe_logprobs of tensors on several GPUs, on other devices, or shar
 INCOMPUTABLE = "observe_logprobs of tensors that torch cannot compute with"
 
 
+_LAYERS: Mapping[str, tuple[str, ...]] = {LOGPROBS.name: ()}
+
+
 class _RefusedError(Exception):
     """What was reported cannot be compared, for a reason that is said once."""
 
 
-class StepLogprobs:
+class StepLogprobs(Instrument):
     """The comparisons of the step under way; several calls in a step add up."""
 
+    subject = "log-probabilities"
+
     def __init__(self, note_unsupported: Callable[[str], None]) -> None:
-        self.used = False
-        """Whether any were reported so far: records have a row for them from then on."""
         self._note_unsupported = note_unsupported
         self._comparison = LogprobComparison()
         self._stream: Hashable = None
         """On which the newest row is computed."""
 
+    def layers(self, model: nn.Module | None) -> Mapping[str, tuple[str, ...]]:
+        """Return the family: records have a row for it once any were reported."""
+        return _LAYERS
+
     def add(self, step: OpenStep, trainer: object, sampler: object, mask: object) -> None:
         """Compare what was reported, on its device; what cannot be compared is counted and said."""
-        self.used = True
         try:
             row_C = self._compared(step, trainer, sampler, mask)
         except _RefusedError as refused:

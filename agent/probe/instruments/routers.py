@@ -9,7 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.instruments.activation_modules import ForwardHook, Run
-from mp_agent.probe.instruments.forward_pass import Instrument
+from mp_agent.probe.instruments.instrument import Instrument
 from mp_agent.probe.instruments.router_gates import Gate, Gates, Routing
 from mp_agent.probe.statistics.pieces import folded, keep_row
 from mp_agent.probe.step.open_step import OpenStep
@@ -165,6 +165,8 @@ _NONE: Mapping[str, tuple[str, ...]] = {}
 
 class StepRouters(Instrument):
     """The routers of the run's model, in the first forward pass of sampled steps."""
+
+    subject = "routers"
 
     def __init__(
         self,

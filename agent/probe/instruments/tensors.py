@@ -1,14 +1,16 @@
 """Tensors that a script watches, over all of it or over slices, and their part of a step."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import inf, nan
 from sys import float_info
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mp_agent.errors import SettingError
 from mp_agent.probe import accelerator
+from mp_agent.probe.instruments.instrument import Instrument, ScaledOptimizer
 from mp_agent.probe.isolation import computed, has_memory
 from mp_agent.probe.statistics.pieces import folded, pieces
 from mp_agent.probe.step.open_step import OpenStep
@@ -219,19 +221,18 @@ _NO_DIM = f"{_WATCHED}: dimensions that the tensor lacks"
 _SLICES = f"{_WATCHED}: dimensions of more than {SLICES_AT_MOST} slices"
 
 
-class WatchedTensors:
+class WatchedTensors(Instrument):
     """Measures the tensors that it is given while a sampled step is under way.
 
-    `due` says whether it is: before the first step has ended it is. All calls of a name in one step
-    become one row. What cannot be measured is counted, and said once.
+    All calls of a name in one step become one row. What cannot be measured is counted, and said
+    once.
     """
+
+    subject = "watched tensors"
 
     def __init__(
         self, is_training: Callable[[], bool], note_unsupported: Callable[[str], None]
     ) -> None:
-        self.due = True
-        self.used = False
-        """Whether the script has ever watched one."""
         self.names: tuple[str, ...] = ()
         """Those that the schema has, in the order in which they came."""
         self._is_training = is_training
@@ -245,7 +246,6 @@ class WatchedTensors:
         """Measure a tensor, unless the model is evaluated or backward recomputes it."""
         if not self._is_training() or within_backward():
             return
-        self.used = True
         problem = self._problem_of_name(name) or _problem_of(tensor)
         if problem or not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             self._note(problem)
@@ -268,17 +268,20 @@ class WatchedTensors:
         self._known[as_utf8(name)] = None
         self._rows.setdefault(as_utf8(name), []).append(row)
 
-    def admit(self) -> None:
-        """Let the schema have all names so far; called where no record of a step is written yet."""
-        if len(self.names) != len(self._known):
-            self.names = tuple(self._known)
+    def layers(self, model: nn.Module | None) -> Mapping[str, tuple[str, ...]]:
+        """Return the names that were watched when the last record began."""
+        return {TENSORS.name: self.names} if self.names else {}
 
-    def begin(self, *, due: bool) -> None:
-        """Begin the next step."""
-        self.due = due
+    def step_begins(self, model: nn.Module | None) -> None:
+        """Forget what was measured for a step that did not end."""
         self._rows, self._streams, self._unmeasured = {}, set(), 0
 
-    def take(self, step: OpenStep) -> None:
+    def measuring_begins(self, step: OpenStep, scaled: Sequence[ScaledOptimizer]) -> None:
+        """Let the schema have all names so far, if no record of the step is written yet."""
+        if not step.totals and len(self.names) != len(self._known):
+            self.names = tuple(self._known)
+
+    def finish(self, step: OpenStep) -> None:
         """Add what was measured to the step that ends. A name that is new since is left out."""
         rows, self._rows = self._rows, {}
         late = sum(len(found) for name, found in rows.items() if name not in self.names)

@@ -13,12 +13,15 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.instruments.instrument import Instrument
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.parameter_names import strip_wrappers
 from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, local_of
+from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.placement import may_begin_alike
 from mp_agent.probe.scalars import scalar_of
 from mp_agent.probe.statistics.pieces import send
+from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, SampledRows
 from mp_agent.records.columns import STATE, WEIGHTS
 from mp_agent.records.schema import Share
@@ -30,6 +33,43 @@ _TENSORS_SAMPLED = 8
 _ELEMENTS_SAMPLED = 256
 _LOOKED_AT = 1024
 """Elements of a tensor that show whether it is constant."""
+
+
+class ReplicaEvidence(Instrument):
+    """Adds what replicas are compared by to the steps of which several ranks train one model."""
+
+    subject = "bits of replicas"
+
+    def __init__(
+        self, measurement: Measurement, registry: OptimizerRegistry, schedule: LayerSchedule
+    ) -> None:
+        self._registry = registry
+        self._schedule = schedule
+        self._weights = WeightBits(measurement, registry.note_unsupported)
+        self._state = HeldState(measurement, registry.note_unsupported)
+
+    def layers(self, model: nn.Module | None) -> Mapping[str, tuple[str, ...]]:
+        """Return the names of the tensors that no optimizer steps."""
+        if self._registry.ranks_in_run() == 1:
+            return {}
+        names = self._state.names(model, self._registry.plans())
+        return {STATE.name: names} if names else {}
+
+    def gradients_measured(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
+        """Add the bits, unless another thread may be changing them meanwhile."""
+        if self._registry.ranks_in_run() == 1:
+            return
+        if self._registry.trains_in_several_threads():
+            self._registry.note_unsupported("digests of weights that several threads train")
+            return
+        reduced = step.scalars.get("gradients_reduced") == 1.0
+        if step.weights_moved and not reduced:
+            return  # by gradients of this rank's own
+        if not reduced:
+            self._weights.add_sample(step, plans)
+        if self._schedule.compares(step.sequence):
+            self._weights.add(step, plans)
+            self._state.add(step)
 
 
 class WeightBits:

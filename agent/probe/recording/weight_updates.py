@@ -5,7 +5,7 @@ Stock operations in pieces of bounded size: a few numbers of temporary memory pe
 piece, no wait for a device. Runs on sampled steps only.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import nan
 from typing import Any
@@ -13,13 +13,17 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from mp_agent.probe import accelerator
+from mp_agent.probe.instruments.instrument import Instrument
 from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, local_of
+from mp_agent.probe.optimizers.registry import OptimizerRegistry
+from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.scalars import Scalar, scalar_of, snapshot_of
 from mp_agent.probe.statistics.table import bounded_tensor
+from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, SampledRows
 from mp_agent.records.columns import OPTIMIZER
-from mp_agent.settings import Settings
 
 _PIECE_ELEMENTS_HOST = 2**15
 _PIECE_ELEMENTS_DEVICE = 2**22
@@ -280,26 +284,35 @@ def part_of(slot: LayerSlot, value: object) -> torch.Tensor | None:
 _MIB = 2**20
 
 
-class WeightUpdates:
-    """Copies the weights before a step, and compares with them after it.
+class WeightUpdates(Instrument):
+    """Copies the weights before a sampled step, and compares with them after it.
 
     The copies are as large as the local weights, up to a limit, and live for one step.
     """
 
+    subject = "updates of weights"
+
     def __init__(
-        self, measures: Measurement, settings: Settings, note_unsupported: Callable[[str], None]
+        self,
+        measures: Measurement,
+        registry: OptimizerRegistry,
+        schedule: LayerSchedule,
+        copy_mib: float,
     ) -> None:
+        """copy_mib: the limit."""
         self._measures = measures
-        self.enabled = settings.measure_updates
-        """Whether updates are measured: not when switched off, nor once memory has run out."""
-        self._limit_bytes = settings.update_copy_mib * _MIB
-        self._note_unsupported = note_unsupported
+        self._registry = registry
+        self._schedule = schedule
+        self._enabled = True
+        """Whether updates are measured: not once memory has run out."""
+        self._limit_bytes = copy_mib * _MIB
+        self._note_unsupported = registry.note_unsupported
         self._kept: dict[str, tuple[int, list[torch.Tensor | None]]] = {}
         """By optimizer: the step, and the weights [L] before it, None for those left out."""
 
-    def keep(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
+    def gradients_measured(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
         """Copy the weights of optimizers that are about to step, unless that was done."""
-        if not self.enabled:
+        if not self._enabled or not self._schedule.due(step.sequence):
             return
         self._kept = {label: kept for label, kept in self._kept.items() if kept[0] == step.sequence}
         room = self._limit_bytes - sum(
@@ -311,15 +324,33 @@ class WeightUpdates:
                     copies, room = self._copies(plan, room)
                     self._kept[plan.label] = step.sequence, copies
         except torch.OutOfMemoryError:
-            self.enabled, self._kept = False, {}
+            self._enabled, self._kept = False, {}
             self._note_unsupported("updates of weights, for whose copy there is no memory")
 
-    def forget(self, label: str) -> None:
-        """Let go of the copies of an optimizer that did not step."""
-        self._kept.pop(label, None)
+    def optimizer_stepped(self, step: OpenStep, watched: WatchedOptimizer) -> None:
+        """Measure what an optimizer has done, if this is a sampled step that it did not skip."""
+        if not self._enabled or not self._schedule.due(step.sequence):
+            return
+        optimizer, plan = watched.optimizer, watched.plan()
+        if optimizer is None or plan is None:
+            return
+        if watched.managed:
+            self._note_unsupported("updates of weights that an engine steps")
+            return
+        skipped = watched.scalars.get("skipped", 0.0)
+        if not isinstance(skipped, torch.Tensor) and skipped:
+            self._kept.pop(plan.label, None)
+            return
+        timer = accelerator.start_timer(plan.device)
+        self._measure(step, plan, optimizer)
+        if not plan.of_run:
+            step.forget_if(skipped, plan.label)
+        if timer is not None:
+            timer.stop()
+            step.timers.append(timer)
 
-    def measure(self, step: OpenStep, plan: MeasurementPlan, optimizer: Optimizer) -> None:
-        """Add the rows of an optimizer that has just stepped, while its gradients are there."""
+    def _measure(self, step: OpenStep, plan: MeasurementPlan, optimizer: Optimizer) -> None:
+        """Add the rows of an optimizer, while its gradients are there."""
         sequence, copies = self._kept.pop(plan.label, (0, []))
         if sequence != step.sequence or len(copies) != len(plan.slots):
             return

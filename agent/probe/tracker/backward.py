@@ -149,7 +149,7 @@ class BackwardTracking:
         if context.trains_other_model:
             return
         context.parts.backward_ended(within_step=thread.in_closure)
-        context.recorder.backward_ended(context.step)
+        context.instruments.backward_ended(context.step)
         if (plan := context.marked_plan()) is not None:
             thread.gradients.backward_ended(plan)
             thread.trace.backward_ended(
@@ -195,7 +195,7 @@ class BackwardTracking:
             return
         if context.thread.weights.moved:
             self._measuring.measure_for_good(first)
-        context.recorder.gradients_cleared()
+        context.instruments.gradients_cleared()
         if not step.gradients_kept:
             step.loss_outdated = True
             step.loss_discarded |= step.losses > 0
@@ -225,13 +225,13 @@ class BackwardTracking:
     def _begin_pass(self, roots: object, seeds: object) -> None:
         context, thread = self._context, self._context.thread
         context.step.backward_seconds = perf_counter()
-        context.recorder.forward_ended(context.step)
+        context.instruments.end(context.step)
         first = context.registry.first
         if not thread.in_closure and first is not None and (plan := first.plan()) is not None:
             thread.weights.set(plan)
         if (plan := context.marked_plan()) is not None:
             thread.gradients.backward_begins(plan)
             thread.trace.backward_begins(roots, context.step.sequence)
-        context.recorder.backward_begins(context.step)
+        context.instruments.backward_begins(context.step)
         self._losses_before = 0 if context.step.loss_outdated else context.step.losses
         self._losses.add_from_backward(roots, seeds)

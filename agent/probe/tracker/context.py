@@ -5,6 +5,7 @@ from threading import get_ident
 
 from torch.amp import GradScaler
 
+from mp_agent.probe.instruments.instrument import Instruments
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.roles import Role, WatchedOptimizer
@@ -25,6 +26,7 @@ class TrackerContext:
 
     registry: OptimizerRegistry
     recorder: StepRecorder
+    instruments: Instruments
     phases: PhaseMarks
     traits: ObservedTraits
     connection: RingConnection

@@ -74,8 +74,7 @@ class StepEnd:
             roles.confirm(watched)
         step = context.boundaries.of(watched)
         ends_step = step is context.boundaries.step
-        if context.recorder.updates.enabled:
-            context.recorder.measure_updates(step, watched)
+        context.instruments.optimizer_stepped(step, watched)
         awaited = roles.awaited
         roles.stepped(watched)
         if not watched.of_run:
@@ -95,7 +94,7 @@ class StepEnd:
         context.run_thread = get_ident()
         context.thread.weights.forget()
         ended.scalars.setdefault("skipped", 0.0)
-        context.recorder.end(ended, context.parts, self._shield.pop_seconds())
+        context.recorder.end(ended, self._shield.pop_seconds())
         for step in context.boundaries.run_ended(label, awaited):
             context.recorder.publish(step)
         context.recorder.begin_forward(ended)

@@ -207,12 +207,6 @@ class StepTracker:
         if (count := snapshot_of(tokens)) is not None:
             context.step.scalars["tokens"] = add(context.step.scalars.get("tokens"), count)
 
-    def observe_logprobs(self, trainer: object, sampler: object, mask: object) -> None:
-        """Use the log-probabilities of the step under way that two engines computed."""
-        context = self._context
-        context.recorder.collect()
-        context.recorder.compare_logprobs(context.step, trainer, sampler, mask)
-
     def collect(self) -> None:
         """Publish what has come from a device since the last event."""
         self._context.recorder.collect()
@@ -256,7 +250,7 @@ class StepTracker:
     def reduction_begins(self, gradients: Sequence[torch.Tensor]) -> None:
         """Measure the rank's own gradients, unless another model's are being reduced."""
         if not self._context.trains_other_model:
-            self._context.recorder.reduction_begins(gradients)
+            self._context.instruments.reduction_begins(gradients)
 
     def scheduler_stepped(self, scheduler: LRScheduler) -> None:
         """Learn the trainer's number of the step before."""
@@ -284,7 +278,7 @@ class StepTracker:
 
     def scripting(self) -> None:
         """Leave modules and functions as they were: what stands in for them cannot be compiled."""
-        self._context.recorder.close()
+        self._context.instruments.close()
 
     def captured(self, event: Callable[..., None], arguments: Sequence[object]) -> None:
         """Note what happens while a CUDA graph is captured, when no event is handled."""

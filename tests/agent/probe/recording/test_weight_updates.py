@@ -229,5 +229,5 @@ def test_odd_state_is_left_out(watch):
 def test_copies_do_not_outlive_the_step(watch):
     watched, loop = watch(layer_interval=1), Loop(torch.optim.SGD, lr=0.1)
     loop.step()
-    recorder = watched.probe._connection._recorder
-    assert recorder.updates._kept == {}
+    on = watched.probe._instruments._on
+    assert [each._kept for each in on if isinstance(each, weight_updates.WeightUpdates)] == [{}]

@@ -241,7 +241,7 @@ class TestStreams:
         for stream in ("one", "two", "one"):
             device.stream = stream
             loop.step(device)
-            kept = watched.probe._tracker._context.recorder._measures._statistics
+            kept = watched.probe._recorder._step_measurement._measures._statistics
             seen.append(len(kept))
         watched.probe.flush()
         assert seen == [1, 2, 2]
@@ -252,7 +252,7 @@ class TestStreams:
         for stream in range(20):
             device.stream = stream
             loop.step(device)
-        kept = watched.probe._tracker._context.recorder._measures._statistics
+        kept = watched.probe._recorder._step_measurement._measures._statistics
         assert len(kept) == 4
 
     def test_what_was_measured_on_another_stream_is_waited_for_there(self, watch, device):
