@@ -82,14 +82,19 @@ class Switch:
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
+        self._is_on = True
 
     def on(self) -> None:
-        """Install the hooks; the time without them is no part of a step."""
+        """Install the hooks, unless they are; the time without them is no part of a step."""
+        if self._is_on:
+            return
+        self._is_on = True
         self._probe.attach()
         self._probe._context.step.begun_seconds = time.perf_counter()
 
     def off(self) -> None:
         """Leave torch as it was."""
+        self._is_on = False
         self._probe._instruments.close()
         if (patches := self._probe._patches) is not None:
             patches.restore()

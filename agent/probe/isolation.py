@@ -331,19 +331,23 @@ def contained(
     kind: of failures; or a function of the method's arguments that returns it.
     """
 
+    def named(*args: object, **kwargs: object) -> str:
+        return kind if isinstance(kind, str) else kind(*args, **kwargs)
+
     def wrap(method: Callable[Concatenate[G, P], None]) -> Callable[Concatenate[G, P], None]:
         @functools.wraps(method)
         def attempt(self: G, /, *args: P.args, **kwargs: P.kwargs) -> None:
             shield = self._shield
-            what = kind if isinstance(kind, str) else kind(*args, **kwargs)
-            failures = shield._failing.get(what)
-            if failures is not None and failures.sits_out():
-                return
+            failures = None
+            if shield._failing:
+                failures = shield._failing.get(named(*args, **kwargs))
+                if failures is not None and failures.sits_out():
+                    return
             handled_before = sys.exc_info()[1]
             try:
                 method(self, *args, **kwargs)
             except BaseException as error:
-                shield._swallow(what, error, handled_before)
+                shield._swallow(named(*args, **kwargs), error, handled_before)
             else:
                 if failures is not None:
                     failures.in_a_row = 0

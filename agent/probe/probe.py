@@ -69,8 +69,8 @@ class Probe:
             on_rest=reports.note_rest,
             on_device_error=reports.note_device_error,
         )
-        parts = StepParts()
-        self._phases = PhaseMarks(parts.not_training)
+        parts = StepParts(on=settings.measure_step_parts)
+        self._phases = PhaseMarks(parts.not_training if settings.measure_step_parts else None)
         self._registry = OptimizerRegistry(reports.note_unsupported, ranks_in_run)
         traits = ObservedTraits(script=main_script() if settings.check_script else "")
         schedule = LayerSchedule(
@@ -85,17 +85,15 @@ class Probe:
         )
         self._tensors = WatchedTensors(self._in_training, self._registry.note_unsupported)
         self._logprobs = StepLogprobs(self._registry.note_unsupported)
-        once_used = (self._tensors, self._logprobs)
         chosen = [
             *self._of_forward_passes(settings),
-            *once_used,
+            self._tensors,
+            self._logprobs,
             *self._of_updates(settings, schedule, measures),
         ]
         if settings.measure_step_parts:
             chosen.append(ForwardStart(self._shield.run, parts))
-        self._instruments = Instruments(
-            self._shield.contain, (each for each in chosen if each not in once_used), chosen
-        )
+        self._instruments = Instruments(self._shield.contain, lambda: self._registry.root, chosen)
         recorder = self._recorder = StepRecorder(
             self._shield, self._registry, traits, settings, schedule, measures, self._instruments
         )

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, Literal, ParamSpec
 
 import torch
 from torch import nn
@@ -31,6 +31,8 @@ class Instrument:
 
     subject: str
     """What it measures, for the log of failures."""
+    begins: Literal["at once", "with ranks", "once used"] = "at once"
+    """From when on it is on: with several ranks in the run, or once the script has used it."""
 
     def layers(self, model: nn.Module | None) -> Mapping[str, tuple[str, ...]]:
         """Return the names of the layers, by family; the same object while they are the same."""
@@ -83,31 +85,42 @@ class Instruments:
     """
 
     def __init__(
-        self, contain: Contain, on: Iterable[Instrument] = (), known: Sequence[Instrument] = ()
+        self,
+        contain: Contain,
+        model: Callable[[], nn.Module | None],
+        instruments: Iterable[Instrument],
     ) -> None:
-        """known: all in their order, of which some are only on once they are used."""
+        """model: returns the run's. instruments: in their order, some to be on later."""
         self._contain = contain
-        self._on = tuple(on)
-        self._known = tuple(known) or self._on
+        self._model = model
+        self._known = tuple(instruments)
+        self._on = {each for each in self._known if each.begins == "at once"}
+        self._ranks = False
         self._listen()
 
     def use(self, instrument: Instrument) -> None:
         """Have an instrument on from now on."""
         if instrument not in self._on:
-            self._on = tuple(each for each in self._known if each in self._on or each is instrument)
+            self._on.add(instrument)
             self._listen()
 
-    def layers(self, model: nn.Module | None) -> Mapping[str, tuple[str, ...]]:
-        """Return the names of all layers, by family."""
+    def have_ranks(self) -> None:
+        """Have on from now on what compares ranks."""
+        if not self._ranks:
+            self._ranks = True
+            self._on.update(each for each in self._known if each.begins == "with ranks")
+            self._listen()
+
+    def layers(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the names of all layers of the run's model, by family."""
         families: dict[str, tuple[str, ...]] = {}
         for instrument in self._with_layers:
-            families.update(instrument.layers(model))
+            families.update(instrument.layers(self._model()))
         return families
 
     def _listen(self) -> None:
-        self._with_layers = [
-            each for each in self._on if type(each).layers is not Instrument.layers
-        ]
+        on = [each for each in self._known if each in self._on]
+        self._with_layers = [each for each in on if type(each).layers is not Instrument.layers]
         self.step_begins = self._all(Instrument.step_begins)
         self.begin = self._all(Instrument.begin)
         self.end = self._all(Instrument.end)
@@ -127,8 +140,8 @@ class Instruments:
         name = event.__name__
         methods = [
             (f"measuring {each.subject} ({name.replace('_', ' ')})", getattr(each, name))
-            for each in self._on
-            if getattr(type(each), name) is not event
+            for each in self._known
+            if each in self._on and getattr(type(each), name) is not event
         ]
         if not methods:
             return _nothing

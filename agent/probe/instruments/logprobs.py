@@ -144,6 +144,7 @@ class StepLogprobs(Instrument):
     """The comparisons of the step under way; several calls in a step add up."""
 
     subject = "log-probabilities"
+    begins = "once used"
 
     def __init__(self, note_unsupported: Callable[[str], None]) -> None:
         self._note_unsupported = note_unsupported

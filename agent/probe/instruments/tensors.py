@@ -229,6 +229,7 @@ class WatchedTensors(Instrument):
     """
 
     subject = "watched tensors"
+    begins = "once used"
 
     def __init__(
         self, is_training: Callable[[], bool], note_unsupported: Callable[[str], None]

@@ -1,7 +1,7 @@
 """Measures gradients and brings steps into the rank's ring.
 
 `recorder` is what the tracker calls; each of its failures is contained.
-`step_measurement` fills in what is measured of a step, `weight_updates` what an optimizer did to
-the weights on a sampled one; `ring_schema` keeps the ring's schema in
-agreement with the plans.
+`step_measurement` fills in what is measured of a step; `weight_updates` and `replica_evidence` are
+instruments around the update of the weights; `ring_schema` keeps the ring's schema in agreement
+with the plans.
 """

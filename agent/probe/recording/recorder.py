@@ -236,7 +236,9 @@ class StepRecorder:
         """Return what is needed to record; the ring gets a schema when there is a new plan."""
         if not plans or self._writer is None:
             return None
-        self._schema.own_families = self._instruments.layers(self._registry.root)
+        if self._registry.ranks_in_run() > 1:
+            self._instruments.have_ranks()
+        self._schema.own_families = self._instruments.layers()
         delivery = self._schema.delivery_for(plans, self._writer)
         return None if delivery is None else _Ready(plans, self._writer, delivery)
 

@@ -39,6 +39,7 @@ class ReplicaEvidence(Instrument):
     """Adds what replicas are compared by to the steps of which several ranks train one model."""
 
     subject = "bits of replicas"
+    begins = "with ranks"
 
     def __init__(
         self, measurement: Measurement, registry: OptimizerRegistry, schedule: LayerSchedule

@@ -112,7 +112,8 @@ class ChunkMeter:
             squares, bits = squares[:count], bits[:count]
         tally.elements += count
         torch.mul(chunk, chunk, out=squares)
-        low, high = (int(bound.item()) for bound in torch.aminmax(bits))
+        lowest, highest = torch.aminmax(bits)
+        low, high = int(lowest.item()), int(highest.item())
         sum_squares = squares.sum().item() if high else 0.0
         # Below zero stands NaN, whose sign torch keeps.
         zeros, smallest = self._look_below(stored, tally.wanted) if low <= 0 else (0, nan)

@@ -31,7 +31,9 @@ class StepParts:
     `forward_begins` is called from the training thread or another one, the rest from the former.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, on: bool = True) -> None:
+        """on: whether anything is timed."""
+        self._on = on
         self._current = StepPart.BETWEEN
         self._since_seconds = nan
         self._between_seconds = 0.0
@@ -62,17 +64,23 @@ class StepParts:
 
     def backward_begins(self) -> None:
         """End the forward part; if it was not seen, neither it nor data can be known."""
+        if not self._on:
+            return
         if not self._forward_seen:
             self._unknown.update((StepPart.DATA, StepPart.FORWARD))
         self._enter(StepPart.BACKWARD)
 
     def backward_ended(self, *, within_step: bool) -> None:
         """End backward. within_step: it was in the closure of an optimizer that is stepping."""
+        if not self._on:
+            return
         self._within_step = within_step
         self._enter(StepPart.OPTIMIZER if within_step else StepPart.BETWEEN)
 
     def optimizer_begins(self) -> None:
         """Begin the optimizer part, unless it has begun."""
+        if not self._on:
+            return
         if self._current is StepPart.FORWARD:
             self._unknown.add(StepPart.FORWARD)  # it contains a backward that was not seen
         if self._current is not StepPart.OPTIMIZER:
@@ -80,6 +88,8 @@ class StepParts:
 
     def optimizer_ended(self) -> None:
         """End the optimizer part: the optimizer has stepped, or has skipped its step."""
+        if not self._on:
+            return
         self._enter(StepPart.BETWEEN)
         self._forward_seen = self._within_step = False
 
@@ -108,6 +118,8 @@ class StepParts:
 
     def step_begins(self) -> None:
         """Start over with the next step; what the probe did since the end of the last is not it."""
+        if not self._on:
+            return
         self._thread = get_ident()
         self._current = StepPart.BETWEEN
         self._seconds.clear()
@@ -149,7 +161,7 @@ class PhaseMarks:
     may come without notice, so it is asked for as well.
     """
 
-    def __init__(self, not_training: Callable[[bool], None] = lambda begins: None) -> None:
+    def __init__(self, not_training: Callable[[bool], None] | None = None) -> None:
         """not_training: called with True as the rank leaves training, with False as it returns."""
         self._not_training = not_training
         self._writer: RingWriter | None = None
@@ -187,9 +199,13 @@ class PhaseMarks:
         self._training, self._sequence, self._raised = phase, sequence, False
         self._signs.clear()
         self._saves = 0
-        if not self._entered:
+        if self._entered:
+            return
+        if self._not_training is not None:
             self._not_training(False)
-            self._stamp(anew=True)
+        if self._writer is not None:
+            self._stamped = phase, "", sequence
+            self._writer.stamp(phase, sequence=sequence)
 
     def training_raised(self) -> None:
         """Stay in the phase of training, in which an exception was raised."""
@@ -226,11 +242,13 @@ class PhaseMarks:
         self._changed()
 
     def _changed(self) -> None:
-        self._not_training(not self.in_training)
+        in_training = self.in_training
+        if self._not_training is not None:
+            self._not_training(not in_training)
         self._stamp()
 
-    def _stamp(self, *, anew: bool = False) -> None:
-        """Stamp the phase if it has changed; if `anew`, in any case, with the time."""
+    def _stamp(self) -> None:
+        """Stamp the phase if it has changed."""
         phase, name = self._training, ""
         if self._entered:
             phase = _BY_NAME.get(self._entered[-1].lower(), Phase.OTHER)
@@ -240,7 +258,7 @@ class PhaseMarks:
         elif self._signs:
             phase = Phase.EVAL
         now = phase, name, self._sequence
-        if self._writer is None or (now == self._stamped and not anew):
+        if self._writer is None or now == self._stamped:
             return
         self._stamped = now
         self._writer.stamp(phase, name=name, sequence=self._sequence)

@@ -1,7 +1,7 @@
 """Measures gradients when a step, clipping or a loss scaler is about to change them."""
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from math import isnan
 from threading import get_ident
@@ -82,21 +82,32 @@ class StepEnd:
                 watched.scalars["learning_rate"] = rate
             self.publish(context.boundaries.other_ended(watched))
         elif ends_step:
-            self.finish_run(watched.label, awaited)
+            for complete in self._end_run(watched.label, awaited):
+                context.recorder.publish(complete)
+            self._begin_next(step)
         else:
             self.publish(context.boundaries.joint_ended(watched.label))
         watched.scalars.clear()
 
-    def finish_run(self, label: str, awaited: Collection[str] = ()) -> None:
+    def finish_run(self, label: str) -> None:
         """End the step under way: the optimizer `label` of the run has stepped."""
+        ended = self._context.boundaries.step
+        self.publish(self._end_run(label))
+        self._begin_next(ended)
+
+    def _end_run(self, label: str, awaited: Collection[str] = ()) -> Sequence[OpenStep]:
+        """Record the end of the step under way; return the steps that are complete with that."""
         context = self._context
         ended = context.boundaries.step
         context.run_thread = get_ident()
         context.thread.weights.forget()
         ended.scalars.setdefault("skipped", 0.0)
         context.recorder.end(ended, self._shield.pop_seconds())
-        for step in context.boundaries.run_ended(label, awaited):
-            context.recorder.publish(step)
+        return context.boundaries.run_ended(label, awaited)
+
+    def _begin_next(self, ended: OpenStep) -> None:
+        """Begin the step after one of the run that has ended."""
+        context = self._context
         context.recorder.begin_forward(ended)
         context.phases.training(Phase.FORWARD, context.boundaries.step.sequence)
         self.after_step()
@@ -198,6 +209,11 @@ class GradientMeasuring:
         self.measure(watched, "optimizer_step", context.inverse_scale(watched))
         settled = context.boundaries.of(watched).settled
         settled.update(each.label for each in context.registry.together(watched))
+
+    def is_plain(self, optimizer: Optimizer) -> bool:
+        """Return whether nothing has scaled or clipped gradients that no hook reports."""
+        fused = hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf")
+        return not fused and not self._context.clipping_is_compiled
 
     def measure_before_step(self, watched: WatchedOptimizer, optimizer: Optimizer) -> None:
         """Measure as `optimizer` begins to step; of a fused one note whether it will skip."""

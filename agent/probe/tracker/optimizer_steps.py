@@ -69,7 +69,9 @@ class OptimizerSteps:
             self._stepped_sequence = sequence
         thread.stepping, thread.optimizer_stepped = id(optimizer), True
         thread.in_closure, thread.closure_awaited = False, has_closure
-        if not has_closure:
+        if not has_closure and self._measuring.is_plain(optimizer):
+            self._measuring.measure(watched, "optimizer_step", 1.0)
+        elif not has_closure:
             self._measuring.measure_before_step(watched, optimizer)
         elif watched.of_run and not thread.weights.is_set and (plan := watched.plan()) is not None:
             # No backward before the first step knew the optimizer, which may perturb the weights.
