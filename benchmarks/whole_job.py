@@ -31,11 +31,12 @@ import torch.distributed as dist
 import mp_agent
 from benchmarks.machine import describe
 from benchmarks.step_overhead import BOOTSTRAPS
-from benchmarks.targets import Target, table, verdict
+from benchmarks.targets import Target, not_measured, table, verdict
 from benchmarks.training import SMALL, Training, make_training
 from mp_agent.probe import api, hooks
 from mp_agent.probe.probe import Probe
 from mp_agent.ring import locations
+from mp_agent.settings import Settings
 
 SHAPE = replace(SMALL, batch=2, length=128)
 EARLY_STEPS = 120
@@ -68,7 +69,7 @@ class Turn(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A turn without the hooks, and one with them beside it, on one rank."""
+    """A turn without the hooks, and one with them next to it, on one rank."""
 
     without: Turn
     with_hooks: Turn
@@ -221,6 +222,26 @@ def agent_target(shares: Sequence[float]) -> Target:
     )
 
 
+def budget_target(exported: str) -> Target:
+    """Return whether the ranks export that they keep to `overhead_budget`, as it is by default."""
+    limit = Settings().overhead_budget
+    shares = [
+        float(line.rpartition(" ")[2])
+        for line in exported.splitlines()
+        if line.startswith("mp_agent_overhead_ratio")
+    ]
+    if not shares:
+        return not_measured("mp_agent_overhead_ratio of a rank", f"at most {limit:.1%}", "absent")
+    low, high = min(shares), max(shares)
+    return Target(
+        "mp_agent_overhead_ratio of a rank",
+        f"at most {limit:.1%}",
+        f"{sum(shares) / len(shares):.2%}",
+        f"{low:.2%} to {high:.2%} (of the ranks)",
+        verdict(lambda share: share <= limit, low, high),
+    )
+
+
 def measured(training: Training, base: Path, pairs: int, settle: int) -> str | None:
     """Return the report of rank 0; None on other ranks, which train along."""
     switch = Switch(attached_probe())
@@ -252,11 +273,12 @@ def measured(training: Training, base: Path, pairs: int, settle: int) -> str | N
         target("processor time, later steps", PROCESSOR_AT_MOST, late, processor),
         target("time, later steps", WALL_AT_MOST, late, wall),
         agent_target(watch.shares()),
+        budget_target(exported := watch.exported()),
     ]
     times = [pair.without for pair in late]
     step = f"{1e3 * sum(turn.processor for turn in times) / len(times):.1f} ms of processor time"
     step += f", {1e3 * sum(turn.wall for turn in times) / len(times):.1f} ms"
-    return f"A step without: {step}.\n\n{table(targets)}\n\n{watch.exported()}"
+    return f"A step without: {step}.\n\n{table(targets)}\n\n{exported}"
 
 
 def _nothing() -> None:
