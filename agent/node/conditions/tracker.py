@@ -222,7 +222,9 @@ def _key(finding: Finding) -> _Key:
 
 
 PROCESSOR_SHARE = 0.005
-"""Share of one processor that judging may take, however fast the steps come."""
+"""Share of one processor that judging may take, unless a step has waited for it for long."""
+WAIT_SECONDS_AT_MOST = 0.5
+"""Of a step for being judged, besides the time between two polls."""
 JUDGE_INTERVAL_SECONDS = 1.0
 """Time between two judgements while no step arrives."""
 
@@ -301,12 +303,14 @@ class ConditionTracker:
             self._detector.readings.update_some(moved, now_seconds, step, evidence)
 
     def tick(self, now_seconds: float, read: Callable[[], RunExport]) -> bool:
-        """Judge steps that were skipped, a second later at the latest, and while no step arrives.
+        """Judge steps that were skipped, soon after, and regularly while no step arrives.
 
         Returns whether a condition has begun or ended since the last call.
         """
-        pause_seconds = self._pause_seconds if self._unjudged else self._interval_seconds
-        if now_seconds - self._judged_seconds >= min(pause_seconds, self._interval_seconds):
+        due_seconds = self._interval_seconds
+        if self._unjudged:
+            due_seconds = min(due_seconds, self._pause_seconds, WAIT_SECONDS_AT_MOST)
+        if now_seconds - self._judged_seconds >= due_seconds:
             self._judge(now_seconds, read)
         changed, self._changed = self._changed, False
         return changed
