@@ -10,6 +10,7 @@ from mp_agent.catalog.metrics import gradients, run
 from mp_agent.flight.postmortem.case import Case, headroom_bits
 from mp_agent.flight.postmortem.causes import DETECTORS
 from mp_agent.flight.postmortem.diagnosis import (
+    LIKELY,
     POSSIBLE,
     Cause,
     Causes,
@@ -48,18 +49,28 @@ _FOLLOWS_FROM: Mapping[Causes, tuple[Causes, ...]] = {
 _BESIDE = {
     own.value.name: [cause.value.name for cause in causes] for own, causes in _FOLLOWS_FROM.items()
 }
+_ENDS = (Causes.RANK_KILLED.value, Causes.RANK_FAILED.value, Causes.RANK_STALLED.value)
 _BY_NAME = {condition.name: condition for condition in CONDITIONS}
 
 
 def diagnose(case: Case) -> tuple[Diagnosis, ...]:
-    """Return the diagnoses, most likely first, consequences last; none for a clean run."""
+    """Return the diagnoses, most likely first, consequences last; none for a clean run.
+
+    How ranks ended comes after whatever else is likely: it shows last, and explains no numbers.
+    """
     found: dict[str, Diagnosis] = {}
     for finding in (one for look in DETECTORS for one in look(case) if one.score > 0):
         known = found.get(finding.cause.name)
         if known is None or known.score < finding.score:
             found[finding.cause.name] = finding
     explained = [replace(one, follows=_origin(one, found.values())) for one in found.values()]
-    return tuple(sorted(explained, key=lambda f: (bool(f.follows), -f.score, f.sequence)))
+    return tuple(sorted(explained, key=_place))
+
+
+def _place(finding: Diagnosis) -> tuple[bool, int, bool, int, int]:
+    ends = finding.cause in _ENDS
+    within = min(finding.score, LIKELY)
+    return bool(finding.follows), -within, ends, -finding.score, finding.sequence
 
 
 def _origin(finding: Diagnosis, found: Iterable[Diagnosis]) -> str:
