@@ -77,6 +77,10 @@ class Evaluator:
         """Return the attributes that the constructor of a class sets."""
         raise NotImplementedError
 
+    def output_activation(self, klass: ClassInfo) -> str:
+        """Return the function that the forward pass of a class certainly ends in."""
+        raise NotImplementedError
+
     def record(
         self,
         target: str,

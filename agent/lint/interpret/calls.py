@@ -17,6 +17,7 @@ from mp_agent.lint.interpret.methods import method_result, method_target
 from mp_agent.lint.interpret.modules import ClassInfo, FunctionInfo, absolute_name
 from mp_agent.lint.interpret.values import NONE, UNKNOWN, Place, Value, ValueKind, joined
 
+_TRAINED_BY = frozenset({ValueKind.OPTIMIZER, ValueKind.SCALER, ValueKind.SCHEDULER})
 _MODULE_BASES = frozenset({"Module", "LightningModule", "PreTrainedModel", "Sequential"})
 
 
@@ -57,6 +58,7 @@ class CallEvaluator(Evaluator):
             method = self.method(function.klass, "__call__")
             if method is not None:
                 return self.follow(method, function, arguments, keywords, place)
+        self.record("<unseen>", place, function, arguments, keywords)
         return Value(key=key_of(place))
 
     def call_method(
@@ -88,6 +90,8 @@ class CallEvaluator(Evaluator):
             key_of(place),
             dtypes=model.dtypes if autocast is None else frozenset(),
             from_autocast=autocast is not None and model.kind is ValueKind.MODEL,
+            activation=model.activation
+            or ("" if model.klass is None else self.output_activation(model.klass)),
         )
         self.record(role, place, model, arguments, keywords, result)
         forward = self.method(model.klass, "forward") if model.klass is not None else None
@@ -107,6 +111,7 @@ class CallEvaluator(Evaluator):
             named_loss = klass.node.name.endswith(("Loss", "Criterion"))
             kind = ValueKind.LOSS if named_loss else ValueKind.MODEL
         made = Value(kind, f"new:{key_of(place)}", klass.node.name, klass=klass, place=place)
+        self.record("<new>", place, UNKNOWN, arguments, keywords, made)
         constructor = self.method(klass, "__init__")
         if constructor is not None:
             self.follow(constructor, made, arguments, keywords, place)
@@ -122,13 +127,15 @@ class CallEvaluator(Evaluator):
     ) -> Value:
         """Execute a function of the project at its call, if it matters; return what it returns."""
         state = self.state
-        if (
+        limited = (
             function in state.stack
             or len(state.stack) >= MAX_DEPTH
             or state.statements >= MAX_STATEMENTS
-            or not self.follows
-            or not function.is_followed
-        ):
+        )
+        if limited or not self.follows or not function.is_followed:
+            passed = (*arguments, *keywords.values())
+            if limited or any(value.kind in _TRAINED_BY for value in passed):
+                self.record("<unseen>", place, receiver or UNKNOWN, arguments, keywords)
             return Value(key=key_of(place))
         self.followed.add(function.identity)
         given = [receiver, *arguments] if receiver is not None else list(arguments)

@@ -110,6 +110,8 @@ class ExpressionEvaluator(CallEvaluator):
         key = f"{base.key}.{name}"
         if key in self.state.heap:
             return guessed(self.state.heap[key], name)
+        if base.wrapper and name == "module":
+            return base.with_(wrapper="")
         if base.klass is not None:
             method = self.method(base.klass, name)
             if method is not None:
@@ -118,7 +120,8 @@ class ExpressionEvaluator(CallEvaluator):
             if found is not None:
                 return guessed(found, name)
         if base.kind is ValueKind.TENSOR and name not in _FACTS:
-            return base.with_(key=key, form=None)
+            kept = base.activation if name in ("T", "mT", "data") else ""
+            return base.with_(key=key, form=None, activation=kept)
         return guessed(Value(key=key), name)
 
     def _bound_method(self, base: Value, method: Any, key: str) -> Value:
@@ -269,7 +272,9 @@ class ExpressionEvaluator(CallEvaluator):
 
     def _Dict(self, node: ast.Dict, frame: FunctionScope) -> Value:
         values = tuple(self.evaluate(value, frame) for value in node.values)
-        return Value(ValueKind.SEQUENCE, key_of(Place(frame.module, node)), items=values)
+        keys = tuple(key.value if isinstance(key, ast.Constant) else None for key in node.keys)
+        key = key_of(Place(frame.module, node))
+        return Value(ValueKind.SEQUENCE, key, "dict", items=values, constant=keys)
 
     def _Starred(self, node: ast.Starred, frame: FunctionScope) -> Value:
         return self.evaluate(node.value, frame)
@@ -321,6 +326,9 @@ class ExpressionEvaluator(CallEvaluator):
 
 def element(over: Value, place: Place) -> Value:
     """Return what iterating over a value yields."""
+    if over.name == "enumerate" and over.items:
+        items = (Value(key=f"index:{key_of(place)}"), element(over.items[0], place))
+        return Value(ValueKind.SEQUENCE, f"each:{over.key}:{key_of(place)}", items=items)
     if over.kind is ValueKind.PARAMETERS:
         return over
     if over.kind is ValueKind.SEQUENCE and len(over.items) == 1:

@@ -53,8 +53,19 @@ _FACTORY = re.compile(
 _NO_GRAD = re.compile(r"^torch\.(no_grad|inference_mode|autograd\.(no_grad|inference_mode))$")
 _PASSED_THROUGH = re.compile(
     r"^(list|tuple|iter|reversed|sorted|set|filter|itertools\.chain|tqdm|tqdm\.(auto\.)?tqdm|copy\.deepcopy"
-    r"|torch\.compile|torch\.nn\.parallel\.(Distributed)?DataParallel|torch\.nn\.(\w+\.)?DataParallel)$"
+    r"|torch\.compile|torch\.nn\.(\w+\.)*DataParallel"
+    r"|torch\.distributed\.(fsdp|_composable)(\.\w+)*\.fully_shard)$"
 )
+_WRAPPER = re.compile(
+    r"^(torch\.nn|apex)\.parallel\.(distributed\.)?DistributedDataParallel$"
+    r"|^torch\.distributed\.fsdp\.(\w+\.)?FullyShardedDataParallel$"
+)
+_LOADER = re.compile(r"^torch\.utils\.data\.(dataloader\.)?DataLoader$")
+_DATASET = re.compile(r"^torch\.utils\.data\.|^torchvision\.datasets\.")
+_ACTIVATION = re.compile(
+    r"^torch\.(?:nn\.functional\.|special\.)?(softmax|log_softmax|sigmoid|expit|logsigmoid)$"
+)
+_ACTIVATION_LAYERS = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Sigmoid": "sigmoid"}
 _UPCAST = re.compile(r"^torch\.(nn\.functional\.|special\.)?(log_)?softmax$")
 _ELEMENTWISE = re.compile(
     r"^torch\.(abs|neg|clamp|add|sub|mul|div|relu|sigmoid|tanh|exp|log|pow|square|sqrt|stack|cat"
@@ -83,11 +94,25 @@ def external_result(
             and not arguments[0].constant
         )
         return Value(ValueKind.CONTEXT if off else ValueKind.NO_GRAD, key)
+    if _SCHEDULER.match(name):
+        return Value(ValueKind.SCHEDULER, key, name, items=tuple(arguments[:1]), place=place)
+    if _LOADER.match(name):
+        return Value(ValueKind.LOADER, key, name, items=tuple(arguments[:1]), place=place)
+    if _WRAPPER.match(name) and (arguments or "module" in keywords):
+        wrapped = arguments[0] if arguments else keywords["module"]
+        return wrapped.with_(kind=ValueKind.MODEL, key=wrapped.key or key, wrapper=name)
+    if _DATASET.match(name):
+        return Value(key=key, name=name, items=tuple(arguments), place=place)
+    if name in ("enumerate", "range"):
+        return Value(key=key, name=name, items=tuple(arguments))
     if _PASSED_THROUGH.match(name):
         return arguments[0] if arguments else Value(ValueKind.SEQUENCE, key)
     if _LAYER.match(name) and not _NO_LAYER.search(name):
         kind = ValueKind.LOSS if name.endswith("Loss") else ValueKind.MODEL
-        return Value(kind, key, name, asked_dtypes(keywords), place=place)
+        activation = _ACTIVATION_LAYERS.get(name.rpartition(".")[2], "")
+        if name.endswith(".Sequential") and arguments:
+            activation = arguments[-1].activation if arguments[-1].kind is ValueKind.MODEL else ""
+        return Value(kind, key, name, asked_dtypes(keywords), place=place, activation=activation)
     if _PRETRAINED.match(name):
         return Value(ValueKind.MODEL, key, name, asked_dtypes(keywords), place=place)
     if name == "contextlib.nullcontext":
@@ -160,7 +185,15 @@ def _tensor(
         dtypes=dtypes,
         from_autocast=first.from_autocast and not dtypes & {FP32, FP64},
         form=tensor_form(name.rpartition(".")[2], first, arguments[1:]),
+        activation=_activation(name, first),
     )
+
+
+def _activation(name: str, first: Value) -> str:
+    if match := _ACTIVATION.match(name):
+        return match[1].replace("expit", "sigmoid")
+    kept = name.rpartition(".")[2] in ("squeeze", "unsqueeze", "reshape", "flatten", "transpose")
+    return first.activation if kept else ""
 
 
 def tensor_form(name: str, operand: Value, rest: Sequence[Value]) -> tuple[str, str] | None:

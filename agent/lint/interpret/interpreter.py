@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from mp_agent.lint.interpret.base import Evaluator, FunctionScope, key_of
 from mp_agent.lint.interpret.calls import union
 from mp_agent.lint.interpret.expressions import ExpressionEvaluator, conditions, element
-from mp_agent.lint.interpret.modules import ClassInfo, FunctionInfo, ModuleInfo, Project
+from mp_agent.lint.interpret.modules import (
+    ACTIVATIONS,
+    ClassInfo,
+    FunctionInfo,
+    ModuleInfo,
+    Project,
+)
 from mp_agent.lint.interpret.values import NONE, Place, Trace, Value, ValueKind, joined
 
 _DEPRECATED_DECORATORS = ("torch.cuda.amp.", "torch.cpu.amp.")
@@ -58,7 +64,7 @@ class AbstractInterpreter(ExpressionEvaluator):
             names[target.id] = value
         elif isinstance(target, ast.Attribute):
             base = self.evaluate(target.value, frame)
-            self.state.heap[f"{base.key}.{target.attr}"] = value
+            self._set_attribute(base, value, target, Place(frame.module, target))
         elif isinstance(target, ast.Starred):
             self.assign(target.value, Value(key=value.key), frame)
         elif isinstance(target, ast.Tuple | ast.List):
@@ -67,23 +73,42 @@ class AbstractInterpreter(ExpressionEvaluator):
                 if exact:
                     item = value.items[index]
                 elif value.kind in (ValueKind.TENSOR, ValueKind.PARAMETERS):
-                    item = value.with_(key=f"{value.key}[{index}]", form=None)
+                    item = value.with_(key=f"{value.key}[{index}]", form=None, activation="")
                 else:
                     item = Value(key=f"{value.key}[{index}]")
                 self.assign(part, item, frame)
 
+    def _set_attribute(
+        self, base: Value, value: Value, target: ast.Attribute, place: Place
+    ) -> None:
+        self.state.heap[f"{base.key}.{target.attr}"] = value
+        if target.attr == "grad":
+            self.record("<grad>.set", place, base, (value,))
+        elif base.kind is ValueKind.MODEL and value.kind is ValueKind.MODEL:
+            self.record("<model>.set", place, base, (value,))
+
     def _Return(self, node: ast.Return, frame: FunctionScope) -> bool:
         frame.returned.append(NONE if node.value is None else self.evaluate(node.value, frame))
+        self.record("<leave>", Place(frame.module, node))
         return True
 
     def _Raise(self, node: ast.Raise, frame: FunctionScope) -> bool:
         self.evaluate(node.exc, frame)
+        self.record("<leave>", Place(frame.module, node))
         return True
 
     def _Break(self, node: ast.Break, frame: FunctionScope) -> bool:
+        self.record("<leave>", Place(frame.module, node))
         return True
 
-    _Continue = _Break
+    def _Continue(self, node: ast.Continue, frame: FunctionScope) -> bool:
+        return True
+
+    def _Delete(self, node: ast.Delete, frame: FunctionScope) -> None:
+        for target in node.targets:
+            if isinstance(target, ast.Attribute) and target.attr == "grad":
+                base = self.evaluate(target.value, frame)
+                self.record("<grad>.set", Place(frame.module, target), base, (NONE,))
 
     def _Assert(self, node: ast.Assert, frame: FunctionScope) -> None:
         self.evaluate(node.test, frame)
@@ -148,9 +173,11 @@ class AbstractInterpreter(ExpressionEvaluator):
         if isinstance(node, ast.While):
             self.evaluate(node.test, frame)
             self.state.loops.append(id(node))
+            self.record("<loop>", place)
         else:
             over = self.evaluate(node.iter, frame)
             self.state.loops.append(id(node))
+            self.record("<loop>", place, over)
             self.assign(node.target, element(over, place), frame)
         self.block(node.body, frame)
         self.state.loops.pop()
@@ -160,13 +187,20 @@ class AbstractInterpreter(ExpressionEvaluator):
 
     def _with(self, node: ast.With | ast.AsyncWith, frame: FunctionScope) -> bool:
         before = self.state.autocast, self.state.no_grad
+        unsynchronized = []
         for item in node.items:
+            place = Place(frame.module, item.context_expr)
             value = self.evaluate(item.context_expr, frame)
             if item.optional_vars is not None:
                 self.assign(item.optional_vars, value, frame)
-            self.enter_context(value, Place(frame.module, item.context_expr))
+            self.enter_context(value, place)
+            if value.kind is ValueKind.CONTEXT and value.name == "no_sync" and not value.maybe:
+                self.record("<no_sync>.enter", place, value)
+                unsynchronized.append((place, value))
         ended = self.block(node.body, frame)
         self.state.autocast, self.state.no_grad = before
+        for place, value in unsynchronized:
+            self.record("<no_sync>.exit", place, value)
         return ended
 
     _With = _AsyncWith = _with
@@ -296,7 +330,19 @@ class AbstractInterpreter(ExpressionEvaluator):
                 }
         return known[key]
 
-    def run(self, function: FunctionInfo, klass: ClassInfo | None) -> None:
+    def output_activation(self, klass: ClassInfo) -> str:
+        """Return the function that the forward pass of a class certainly ends in."""
+        key = class_key(klass)
+        known = self.project.activations
+        if key not in known:
+            known[key] = ""
+            forward = self.method(klass, "forward")
+            if forward is not None and ACTIVATIONS.search(klass.module.source.text):
+                other = AbstractInterpreter(self.project, Trace(klass.module, key), set())
+                known[key] = other.run(forward, klass).activation
+        return known[key]
+
+    def run(self, function: FunctionInfo, klass: ClassInfo | None) -> Value:
         """Execute a function by itself, with arguments of which only the names are known."""
         node = function.node
         positional = [*node.args.posonlyargs, *node.args.args]
@@ -307,7 +353,7 @@ class AbstractInterpreter(ExpressionEvaluator):
         if klass is not None and positional:
             kind = ValueKind.MODEL if self.is_module(klass) else ValueKind.INSTANCE
             names[positional[0].arg] = Value(kind, class_key(klass), klass=klass)
-        self.execute(
+        return self.execute(
             function,
             FunctionScope(function.module, names, function),
             Place(function.module, _of(node)),

@@ -32,6 +32,12 @@ _KEEPING = frozenset(
     min softmax log_softmax cumsum cumprod prod detach cuda to requires_grad_ unflatten narrow
     select roll flip add_ mul_ div_ sub_ neg_ zero_ fill_ pin_memory logsumexp""".split()
 )
+_SHAPING = frozenset(
+    """clone contiguous view reshape transpose permute squeeze unsqueeze flatten index_select t
+    detach cuda requires_grad_ narrow select pin_memory""".split()
+)
+"""What keeps the values of the elements."""
+_ACTIVATIONS = frozenset({"softmax", "log_softmax", "sigmoid"})
 _HOST = frozenset(
     "size dim numel nelement stride element_size data_ptr get_device is_contiguous backward "
     "is_floating_point storage_offset type untyped_storage register_hook items keys".split()
@@ -50,6 +56,9 @@ _ROLES = {
     ValueKind.LOSS: "<model>",
     ValueKind.TENSOR: "<tensor>",
     ValueKind.UNKNOWN: "<tensor>",
+    ValueKind.SCHEDULER: "<scheduler>",
+    ValueKind.LOADER: "<loader>",
+    ValueKind.INSTANCE: "<instance>",
 }
 
 
@@ -86,6 +95,8 @@ def method_result(
     key = key_of(place)
     if method in ("autocast", "compute_loss_context_manager", "autocast_smart_context_manager"):
         return Value(ValueKind.AUTOCAST, key, constant=True, maybe=True, place=place)
+    if method == "no_sync":
+        return Value(ValueKind.CONTEXT, key, "no_sync", place=place)
     if method == "scale" and _is_scaler(receiver):
         first = arguments[0] if arguments else Value()
         return first.with_(kind=ValueKind.TENSOR, key=key, scaled=True, form=None)
@@ -178,6 +189,7 @@ def _of_tensor(
             key=key,
             dtypes=kept,
             form=form,
+            activation=_activation(receiver, method),
             constant=None,
             kind=ValueKind.TENSOR if kept or form else receiver.kind,
             from_autocast=receiver.from_autocast and not asked,
@@ -185,3 +197,9 @@ def _of_tensor(
     if receiver.kind is ValueKind.TENSOR and method not in _HOST:
         return Value(ValueKind.TENSOR, key, form=form, from_autocast=receiver.from_autocast)
     return Value(key=key, form=form)
+
+
+def _activation(receiver: Value, method: str) -> str:
+    if method in _ACTIVATIONS:
+        return method
+    return receiver.activation if method in _SHAPING else ""

@@ -16,14 +16,18 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 FOLLOWED = re.compile(
     r"\.backward\(|autocast|unscale_|clip_grad|[Ss]caler|optim\w*\.step\(|\w_cross_entropy|BCELoss"
-    r"|_loss\(|\bcross_entropy|\.half\(|bfloat16|float16|\bhalf\b"
+    r"|_loss\(|\bcross_entropy|\.half\(|bfloat16|float16|\bhalf\b|zero_grad|\.grad\b|\.step\("
+    r"|\.eval\(|\.train\(|DataLoader\(|DataParallel\(|optim\.\w+\(|torch\.load\(|no_sync"
 )
 """What makes a function worth following into."""
 RELEVANT = re.compile(
     r"float16|\bhalf\b|autocast|\bamp\b|unscale_|[Ss]caler|clip_grad|\.backward\(|detect_anomaly"
-    r"|(?:Linear|Conv\dd|LSTM|GRU)\(|\.pow\(|square|\*\*\s*2|mean\("
+    r"|(?:Linear|Conv\dd|LSTM|GRU)\(|\.pow\(|square|\*\*\s*2|mean\(|cross_entropy|CrossEntropyLoss"
+    r"|optim\.\w+\(|_with_logits|BCEWithLogitsLoss"
 )
 """A function, or a file, without any of these cannot break a rule."""
+ACTIVATIONS = re.compile(r"softmax|sigmoid", re.IGNORECASE)
+"""A module without any of these has no model that ends in one."""
 _CALLED = re.compile(r"(\w+)\(")
 _CALLS_DEEP = 2
 _RENAMED = re.compile(r"(?:autocast|binary_cross_entropy|clip_grad_\w+|GradScaler|float16)\s+as\s")
@@ -199,6 +203,8 @@ class Project:
         """Global names of the modules that were executed, by path."""
         self.attributes: dict[str, dict[str, Value]] = {}
         """Attributes that constructors set, by the class's module and name."""
+        self.activations: dict[str, str] = {}
+        """What the forward passes of classes end in, likewise."""
         self.module_classes: dict[str, bool] = {}
         """Whether a class is an nn.Module, likewise."""
 

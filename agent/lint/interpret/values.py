@@ -34,6 +34,9 @@ class ValueKind(Enum):
     MODEL = auto()
     LOSS = auto()
     OPTIMIZER = auto()
+    SCHEDULER = auto()
+    LOADER = auto()
+    """A DataLoader of PyTorch."""
     SCALER = auto()
     AUTOCAST = auto()
     NO_GRAD = auto()
@@ -75,6 +78,11 @@ class Value:
     """Disabled, or absent, in some runs."""
     form: tuple[str, str] | None = None
     """How a tensor was computed from another: ("mean", key of the other), …"""
+    activation: str = ""
+    """The function of which a tensor, or the output of a model, certainly is the result: softmax,
+    log_softmax or sigmoid."""
+    wrapper: str = ""
+    """The dotted name of the wrapper through which a model is called."""
 
     @property
     def is_sixteen_bits(self) -> bool:
@@ -121,6 +129,8 @@ def joined(one: Value, other: Value) -> Value:
         scaled=one.scaled or other.scaled,
         from_autocast=one.from_autocast and other.from_autocast,
         form=one.form if one.form == other.form else None,
+        activation=one.activation if one.activation == other.activation else "",
+        wrapper=one.wrapper or other.wrapper,
         kind=ValueKind.UNKNOWN
         if first.kind is ValueKind.CONSTANT and one.constant != other.constant
         else first.kind,
@@ -156,7 +166,10 @@ class Operation:
     """One call, under the circumstances in which it happens.
 
     `target` is the dotted name of what another package defines ("torch.sum"), or a role and a
-    method ("<scaler>.step", "<tensor>.item", "<model>()", "<loss>()", "<autocast>.enter").
+    method ("<scaler>.step", "<tensor>.item", "<model>()", "<loss>()", "<autocast>.enter"), or what
+    is no call: "<loop>" (the receiver is what it goes over), "<leave>" (break, return, raise),
+    "<model>.set" and "<grad>.set" (an attribute gets the argument), "<new>" (an object of the
+    project), "<unseen>" (code that was not followed), "<no_sync>.enter" and "<no_sync>.exit".
     """
 
     index: int

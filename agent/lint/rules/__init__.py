@@ -9,13 +9,29 @@ from mp_agent.lint.rules.autocast import (
     LOSS_OUTSIDE_AUTOCAST,
 )
 from mp_agent.lint.rules.casts import CAST_INPUT, CAST_MODEL
+from mp_agent.lint.rules.checkpoint import RESUME_WITHOUT_OPTIMIZER
 from mp_agent.lint.rules.cost import DETECT_ANOMALY, ODD_DIMENSION, SYNC_EACH_STEP
+from mp_agent.lint.rules.data import SHARED_GENERATOR
+from mp_agent.lint.rules.distributed import (
+    BYPASSED_WRAPPER,
+    NEVER_SYNCHRONIZED,
+    UNSHARDED_DATA,
+)
+from mp_agent.lint.rules.gradients import (
+    CLEARED_UNUSED,
+    CLIPPED_AFTER_STEP,
+    GRADIENTS_ADD_UP,
+    STEP_BEFORE_BACKWARD,
+)
+from mp_agent.lint.rules.loop import FIRST_BATCH, LEFT_IN_EVALUATION, SCHEDULE_FIRST
+from mp_agent.lint.rules.loss import ACTIVATION_BEFORE_LOSS
 from mp_agent.lint.rules.numerics import (
     ADAM_EPSILON,
     CANCELLING_VARIANCE,
     LOW_PRECISION_FUNCTION,
     LOW_PRECISION_REDUCTION,
 )
+from mp_agent.lint.rules.parameters import STALE_OPTIMIZER
 from mp_agent.lint.rules.scaling import (
     CLIP_WITHOUT_UNSCALE,
     FP16_WITHOUT_SCALER,
@@ -45,6 +61,20 @@ RULES: tuple[Rule, ...] = (
     SYNC_EACH_STEP,
     DETECT_ANOMALY,
     ODD_DIMENSION,
+    GRADIENTS_ADD_UP,
+    CLEARED_UNUSED,
+    CLIPPED_AFTER_STEP,
+    STEP_BEFORE_BACKWARD,
+    ACTIVATION_BEFORE_LOSS,
+    FIRST_BATCH,
+    LEFT_IN_EVALUATION,
+    STALE_OPTIMIZER,
+    BYPASSED_WRAPPER,
+    UNSHARDED_DATA,
+    SHARED_GENERATOR,
+    SCHEDULE_FIRST,
+    RESUME_WITHOUT_OPTIMIZER,
+    NEVER_SYNCHRONIZED,
 )
 """In the order of their codes."""
 

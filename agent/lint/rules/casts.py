@@ -59,6 +59,7 @@ import torch
 model = torch.nn.Linear(64, 64).half()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 for batch in torch.randn(8, 16, 64):
+    optimizer.zero_grad()
     model(batch).square().mean().backward()
     optimizer.step()
 """,
@@ -68,6 +69,7 @@ import torch
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 for batch in torch.randn(8, 16, 64):
+    optimizer.zero_grad()
     with torch.autocast("cuda", dtype=torch.bfloat16):
         loss = model(batch).square().mean()
     loss.backward()
@@ -111,6 +113,7 @@ import torch
 
 def train(model, loader, optimizer):
     for batch in loader:
+        optimizer.zero_grad()
         loss = model(batch.half()).mean()
         loss.backward()
         optimizer.step()
@@ -121,6 +124,7 @@ import torch
 
 def train(model, loader, optimizer):
     for batch in loader:
+        optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = model(batch).mean()
         loss.backward()

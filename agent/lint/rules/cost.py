@@ -55,6 +55,7 @@ SYNC_EACH_STEP = Rule(
 def train(model, loader, optimizer):
     total = 0.0
     for x in loader:
+        optimizer.zero_grad()
         loss = model(x).mean()
         loss.backward()
         optimizer.step()
@@ -65,6 +66,7 @@ def train(model, loader, optimizer):
 def train(model, loader, optimizer):
     total = 0.0
     for x in loader:
+        optimizer.zero_grad()
         loss = model(x).mean()
         loss.backward()
         optimizer.step()

@@ -136,6 +136,7 @@ def train(model, loader, optimizer, scaler, accumulate):
         if (index + 1) % accumulate == 0:
             scaler.step(optimizer)
             scaler.update()
+            optimizer.zero_grad()
 """,
     good="""\
 import torch
@@ -148,6 +149,7 @@ def train(model, loader, optimizer, scaler, accumulate):
             scaler.unscale_(optimizer)
             scaler.step(optimizer)
             scaler.update()
+            optimizer.zero_grad()
 """,
     remedy="Call it once per optimizer and step, right before what needs unscaled gradients.",
     alert="MpAgentRunFailed",
@@ -195,6 +197,7 @@ import torch
 def train(model, loader, optimizer):
     scaler = torch.amp.GradScaler("cuda")
     for x in loader:
+        optimizer.zero_grad()
         scaler.scale(model(x).mean()).backward()
         scaler.step(optimizer)
 """,
@@ -205,6 +208,7 @@ import torch
 def train(model, loader, optimizer):
     scaler = torch.amp.GradScaler("cuda")
     for x in loader:
+        optimizer.zero_grad()
         scaler.scale(model(x).mean()).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -304,6 +308,7 @@ import torch
 
 def train(model, loader, optimizer):
     for x in loader:
+        optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.float16):
             loss = model(x).mean()
         loss.backward()
@@ -315,6 +320,7 @@ import torch
 
 def train(model, loader, optimizer):
     for x in loader:
+        optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = model(x).mean()
         loss.backward()
@@ -356,6 +362,7 @@ import torch
 def train(model, loader, optimizer):
     scaler = torch.amp.GradScaler("cuda")
     for x in loader:
+        optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = model(x).mean()
         scaler.scale(loss).backward()
@@ -368,6 +375,7 @@ import torch
 
 def train(model, loader, optimizer):
     for x in loader:
+        optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = model(x).mean()
         loss.backward()

@@ -1,0 +1,228 @@
+"""What happens to gradients in a trace: they are computed, used, cleared; or code hides it."""
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator
+
+from mp_agent.lint.interpret.values import Operation, Trace, Value, ValueKind
+from mp_agent.lint.rules.facts import backwards, parameters_of
+
+CLIP = re.compile(r"^(torch\.nn\.utils\.(clip_grad\.)?|<model>\.)clip_grad_(norm_?|value_)$")
+_BACKWARD = ("<tensor>.backward", "torch.autograd.backward")
+_CODE_AFTER_HASH = re.compile(r"#[^\r\n]*")
+_CLEARS = re.compile(r"zero_?grad|\.grad(\.data)?\s*=|grad(\.data)?\.\w+_\(|del .*\.grad|zero_\(")
+_SOUNDS_CLEARING = re.compile(r"zero|clear|clean|optimi[sz]e|(^|_)grad|(^|_)opt(_|$)|train")
+_PLAIN_PACKAGES = frozenset(
+    """torch torchvision numpy math time logging tqdm os sys json random datetime pprint itertools
+    functools collections contextlib copy warnings wandb matplotlib""".split()
+)
+_PLAIN_METHODS = frozenset(
+    """item append extend update format add_scalar add_scalars set_description set_postfix log info
+    debug write flush mean sum view reshape detach to cuda cpu size backward float long numpy keys
+    items values get join split lower upper time strftime squeeze unsqueeze""".split()
+)
+_PLAIN_OF_MODEL = frozenset(
+    """train eval to cuda cpu parameters named_parameters state_dict zero_grad modules children
+    named_modules requires_grad_ half float bfloat16 no_sync""".split()
+)
+
+
+def method_of(operation: Operation) -> str:
+    """Return the method of a role; empty for what another package defines."""
+    target = operation.target
+    return target.rpartition(".")[2] if target.startswith("<") else ""
+
+
+def is_backward(operation: Operation) -> bool:
+    """Return whether an operation computes gradients."""
+    return operation.target in _BACKWARD
+
+
+def is_clearing(operation: Operation) -> bool:
+    """Return whether an operation clears gradients, of whatever."""
+    return method_of(operation) == "zero_grad"
+
+
+def stepped(operation: Operation) -> Value | None:
+    """Return the optimizer whose step an operation is; None for a step with a closure."""
+    if operation.target == "<optimizer>.step":
+        return None if operation.arguments or operation.keywords else operation.receiver
+    if operation.target == "<scaler>.step" and len(operation.arguments) == 1:
+        return operation.arguments[0]
+    return None
+
+
+def steps(trace: Trace) -> Iterator[tuple[Operation, Value]]:
+    """Yield the steps of optimizers without a closure, with the optimizer."""
+    for operation in trace.of("<optimizer>.step", "<scaler>.step"):
+        optimizer = stepped(operation)
+        if optimizer is not None and optimizer.key:
+            yield operation, optimizer
+
+
+def clears(operation: Operation, optimizer: Value) -> bool:
+    """Return whether an operation certainly clears what an optimizer steps with."""
+    if not is_clearing(operation):
+        return False
+    if operation.receiver.key == optimizer.key:
+        return True
+    return models_of(optimizer) == {operation.receiver.key}
+
+
+def models_of(optimizer: Value) -> set[str]:
+    """Return the keys of the models whose parameters an optimizer is given, as far as known."""
+    return {group.name for item in optimizer.items for group in parameters_of(item)}
+
+
+def common_loops(one: Operation, other: Operation) -> tuple[int, ...]:
+    """Return the loops that two operations share, outermost first."""
+    shared = []
+    for mine, theirs in zip(one.loops, other.loops, strict=False):
+        if mine != theirs:
+            break
+        shared.append(mine)
+    return tuple(shared)
+
+
+def within(trace: Trace, loop: int) -> Iterator[Operation]:
+    """Yield the operations in the body of a loop, and what it calls."""
+    return (operation for operation in trace.operations if loop in operation.loops)
+
+
+def loop_of(trace: Trace, loop: int) -> Operation | None:
+    """Return the operation that begins a loop; None for a comprehension."""
+    for operation in trace.of("<loop>"):
+        if operation.loops[-1] == loop:
+            return operation
+    return None
+
+
+def repeats(trace: Trace, operation: Operation, loop: Operation) -> bool:
+    """Return whether a loop may come to an operation again: it has passes, and does not end."""
+    if has_one_pass(loop):
+        return False
+    own = loop.loops
+    return not any(
+        leave.index > operation.index
+        and leave.loops[: len(own)] == own
+        and (leave.loops == own or not isinstance(leave.place.node, ast.Break))
+        and set(leave.path) <= set(operation.path)
+        for leave in trace.of("<leave>")
+    )
+
+
+def has_one_pass(loop: Operation) -> bool:
+    """Return whether a loop certainly has one pass at most."""
+    over = loop.receiver
+    if over.name == "range" and len(over.items) == 1:
+        return over.items[0].kind is ValueKind.CONSTANT and over.items[0].constant in (0, 1)
+    return over.kind is ValueKind.SEQUENCE and over.name != "dict" and _is_single(loop)
+
+
+def _is_single(loop: Operation) -> bool:
+    node = loop.place.node
+    return (
+        isinstance(node, ast.For)
+        and isinstance(node.iter, ast.List | ast.Tuple)
+        and len(node.iter.elts) == 1
+    )
+
+
+def is_made_in(trace: Trace, value: Value, loop: Operation) -> bool:
+    """Return whether an object is made anew, or another one, at each pass of a loop."""
+    if any(mark in value.key for mark in ("each:", "[", "index:")):
+        return True
+    own = loop.loops[-1]
+    if any(_makes(one, value) for one in within(trace, own)):
+        return True
+    node, path = loop.place.node, loop.place.module.path
+    return any(
+        key_path == path and node.lineno <= int(line) <= (node.end_lineno or node.lineno)
+        for key_path, line in _PLACES.findall(value.key)
+    )
+
+
+def _makes(operation: Operation, value: Value) -> bool:
+    """Return whether a call makes an object; one that it was given it only passes on."""
+    return (
+        operation.result.key == value.key
+        and (operation.target[0] != "<" or operation.target == "<new>")
+        and all(given.key != value.key for given in operation.arguments)
+    )
+
+
+_PLACES = re.compile(r"([^:]+):(\d+):\d+:\d+")
+
+
+def code_of(operation: Operation) -> str:
+    """Return the source of an operation, or of a loop, without comments."""
+    node, source = operation.place.node, operation.place.module.source
+    lines = source.lines[node.lineno - 1 : node.end_lineno]
+    return _CODE_AFTER_HASH.sub("", "".join(lines))
+
+
+def may_clear(operation: Operation) -> bool:
+    """Return whether gradients are cleared, or code that is not seen may do so."""
+    method = method_of(operation)
+    if method == "zero_grad" or operation.target == "<grad>.set":
+        return True
+    if operation.target == "<optimizer>.step":
+        return bool(operation.arguments or operation.keywords)
+    if operation.receiver.key.rpartition(".")[2] == "grad" and method.endswith("_"):
+        return True
+    if operation.receiver.kind is ValueKind.OPTIMIZER:
+        return method not in ("state_dict", "load_state_dict", "step")
+    given = (*operation.arguments, *operation.keywords.values())
+    if operation.target == "<unseen>":
+        return _sounds_clearing(operation) or any(_trains(value) for value in given)
+    if not method:
+        package = operation.target.partition(".")[0]
+        return package not in _PLAIN_PACKAGES and any(
+            value.kind is ValueKind.OPTIMIZER for value in given
+        )
+    return method not in ("train", "zero_") and _SOUNDS_CLEARING.search(method) is not None
+
+
+def _sounds_clearing(operation: Operation) -> bool:
+    node = operation.place.node
+    called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    return _SOUNDS_CLEARING.search(called.rpartition(".")[2]) is not None
+
+
+def _trains(value: Value) -> bool:
+    return value.kind in (ValueKind.OPTIMIZER, ValueKind.SCALER, ValueKind.INSTANCE)
+
+
+def mentions_clearing(operation: Operation) -> bool:
+    """Return whether the source of a loop has words that clear gradients."""
+    return _CLEARS.search(code_of(operation)) is not None
+
+
+def may_touch(operation: Operation) -> bool:
+    """Return whether code that is not seen may compute, use, or clear gradients."""
+    target, method = operation.target, method_of(operation)
+    if target in ("<unseen>", "<grad>.set") or target.startswith("<instance>."):
+        return True
+    if ".grad" in operation.receiver.key:
+        return True
+    if target.startswith("<tensor>.") and operation.receiver.kind is ValueKind.UNKNOWN:
+        return method not in _PLAIN_METHODS
+    if target.startswith("<model>."):
+        return method not in _PLAIN_OF_MODEL
+    if target.startswith("<"):
+        return False
+    if target == "torch.autograd.grad":
+        return True
+    package = target.partition(".")[0]
+    return package not in _PLAIN_PACKAGES and not hasattr(builtins, package)
+
+
+def reads_gradients(trace: Trace) -> bool:
+    """Return whether a module of the trace uses `.grad` by itself."""
+    return any("grad" in module.identifiers for module in trace.modules)
+
+
+def makes_gradients(trace: Trace) -> bool:
+    """Return whether a trace has a backward pass."""
+    return next(backwards(trace), None) is not None

@@ -1,0 +1,128 @@
+"""Rules on which parameters an optimizer holds."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from mp_agent.lint.finding import FindingSeverity, Problem, Rule
+from mp_agent.lint.interpret.values import Operation, Trace, Value, ValueKind
+from mp_agent.lint.rules.events import method_of, models_of
+from mp_agent.lint.rules.facts import text_of
+
+_OLD = "the optimizer made before steps the old ones"
+_SHARDING = re.compile(r"^torch\.distributed\.(fsdp|_composable)(\.\w+)*\.fully_shard$")
+_FSDP = re.compile(r"^torch\.distributed\.fsdp\.(\w+\.)?FullyShardedDataParallel$")
+_ADAPTERS = re.compile(r"^peft\.(\w+\.)*get_peft_model$")
+_WITH_PARAMETERS = re.compile(
+    r"\.(Linear|Bilinear|LazyLinear|(Lazy)?Conv(Transpose)?[123]d|Embedding|EmbeddingBag|LSTM|GRU|RNN"
+    r"|LayerNorm|BatchNorm[123]d|MultiheadAttention|Transformer\w*)$"
+)
+
+
+def _find_stale_optimizer(trace: Trace) -> Iterator[Problem]:
+    for made in trace.operations:
+        models = models_of(made.result)
+        if made.result.kind is not ValueKind.OPTIMIZER or not models or not _has_whole(made):
+            continue
+        for change in trace.operations[made.index + 1 :]:
+            reason = _replaces(change, made, models)
+            if (
+                reason
+                and change.compatible(made)
+                and change.loops == made.loops
+                and not _is_repaired(trace, change, made)
+            ):
+                yield Problem(change.place, reason)
+
+
+def _has_whole(made: Operation) -> bool:
+    """Return whether an optimizer is given all parameters of its models, not a part of them."""
+    return bool(made.arguments) and made.arguments[0].kind is ValueKind.PARAMETERS
+
+
+def _replaces(change: Operation, made: Operation, models: set[str]) -> str:
+    """Return how a call replaces parameters that an optimizer holds; empty if it does not."""
+    if change.target == "<model>.set":
+        return _new_layer(change, made, models)
+    if not change.arguments or change.arguments[0].key not in models:
+        return ""
+    text = text_of(change)
+    if _SHARDING.match(change.target):
+        return f"`{text}` replaces the parameters by shards: {_OLD}"
+    if _FSDP.match(change.target) and _flattens(change):
+        return f"`{text}` replaces the parameters by flat ones: {_OLD}"
+    if _ADAPTERS.match(change.target):
+        return (
+            f"`{text}` freezes the parameters that the optimizer holds, and adds those of the "
+            "adapters, which it does not hold"
+        )
+    return ""
+
+
+def _new_layer(change: Operation, made: Operation, models: set[str]) -> str:
+    layer = change.arguments[0]
+    key = change.receiver.key
+    inside = any(key == model or key.startswith(f"{model}.") for model in models)
+    if not inside or layer.maybe or _WITH_PARAMETERS.search(layer.name) is None:
+        return ""
+    if layer.place is None or layer.place.module is not made.place.module:
+        return ""
+    if _position(layer) <= (made.place.node.lineno, made.place.node.col_offset):
+        return ""
+    node = change.place.node
+    return (
+        f"`{ast.unparse(node)}` becomes a new layer after the optimizer was made, which does not "
+        "hold its parameters: it is never trained"
+    )
+
+
+def _position(value: Value) -> tuple[int, int]:
+    assert value.place is not None
+    return value.place.node.lineno, value.place.node.col_offset
+
+
+def _flattens(change: Operation) -> bool:
+    keeps = change.keywords.get("use_orig_params")
+    return keeps is None or (keeps.kind is ValueKind.CONSTANT and keeps.constant is False)
+
+
+def _is_repaired(trace: Trace, change: Operation, made: Operation) -> bool:
+    """Return whether a later optimizer or group has the new parameters, or the layer is frozen."""
+    return any(
+        one.result.kind is ValueKind.OPTIMIZER
+        or method_of(one) in ("add_param_group", "requires_grad_")
+        or (one.target == "<unseen>" and made.result.key in {v.key for v in one.arguments})
+        for one in trace.operations[change.index + 1 :]
+    )
+
+
+STALE_OPTIMIZER = Rule(
+    code="MP208",
+    name="stale-optimizer",
+    severity=FindingSeverity.ERROR,
+    summary="An optimizer is made before the model's parameters are replaced.",
+    explanation="An optimizer keeps the parameter objects that it was given. A new head "
+    "(`model.fc = Linear(…)`), `fully_shard`, `FullyShardedDataParallel` without "
+    "`use_orig_params=True` and `get_peft_model` put other objects into the model: the new ones "
+    "get gradients and no steps. `model.to(device)`, `half()`, DDP, `torch.compile` and "
+    "`convert_sync_batchnorm` keep the objects and are not reported.",
+    bad="""\
+import torch
+import torchvision
+
+model = torchvision.models.resnet18()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.fc = torch.nn.Linear(512, 10)
+""",
+    good="""\
+import torch
+import torchvision
+
+model = torchvision.models.resnet18()
+model.fc = torch.nn.Linear(512, 10)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+""",
+    remedy="Make the optimizer last, or give it the new parameters with `add_param_group`.",
+    alert="MpAgentNothingTrained",
+    find=_find_stale_optimizer,
+)
