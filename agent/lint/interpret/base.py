@@ -28,6 +28,8 @@ class FunctionScope:
     yielded: Value | None = None
     """The autocast or no_grad context under which a generator yields."""
     yields: bool = False
+    loops_before: int = 0
+    """How many loops are around its call."""
 
 
 @dataclass(slots=True)

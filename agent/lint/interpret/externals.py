@@ -86,7 +86,8 @@ def external_result(
         maybe = enabled is not None and enabled.kind is not ValueKind.CONSTANT
         return Value(ValueKind.SCALER, key, name, constant=constant, maybe=maybe, place=place)
     if _OPTIMIZER.match(name) and not _SCHEDULER.match(name):
-        return Value(ValueKind.OPTIMIZER, key, name, items=tuple(arguments[:1]), place=place)
+        given = _first(arguments, keywords, "params")
+        return Value(ValueKind.OPTIMIZER, key, name, items=given, place=place)
     if _NO_GRAD.match(name):
         off = (
             bool(arguments)
@@ -95,9 +96,11 @@ def external_result(
         )
         return Value(ValueKind.CONTEXT if off else ValueKind.NO_GRAD, key)
     if _SCHEDULER.match(name):
-        return Value(ValueKind.SCHEDULER, key, name, items=tuple(arguments[:1]), place=place)
+        given = _first(arguments, keywords, "optimizer")
+        return Value(ValueKind.SCHEDULER, key, name, items=given, place=place)
     if _LOADER.match(name):
-        return Value(ValueKind.LOADER, key, name, items=tuple(arguments[:1]), place=place)
+        given = _first(arguments, keywords, "dataset")
+        return Value(ValueKind.LOADER, key, name, items=given, place=place)
     if _WRAPPER.match(name) and (arguments or "module" in keywords):
         wrapped = arguments[0] if arguments else keywords["module"]
         return wrapped.with_(kind=ValueKind.MODEL, key=wrapped.key or key, wrapper=name)
@@ -124,6 +127,15 @@ def external_result(
     if name.startswith("torch."):
         return _tensor(name, arguments, keywords, key)
     return Value(key=key)
+
+
+def _first(
+    arguments: Sequence[Value], keywords: Mapping[str, Value], name: str
+) -> tuple[Value, ...]:
+    """Return the first argument, by position or by name, alone; nothing where it is absent."""
+    if arguments:
+        return (arguments[0],)
+    return (keywords[name],) if name in keywords else ()
 
 
 def asked_dtypes(keywords: Mapping[str, Value]) -> frozenset[str]:

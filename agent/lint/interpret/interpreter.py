@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from mp_agent.lint.interpret.base import Evaluator, FunctionScope, key_of
 from mp_agent.lint.interpret.calls import union
-from mp_agent.lint.interpret.expressions import ExpressionEvaluator, conditions, element
+from mp_agent.lint.interpret.definitions import DefinitionEvaluator
+from mp_agent.lint.interpret.expressions import conditions, element
 from mp_agent.lint.interpret.modules import (
     ACTIVATIONS,
     ClassInfo,
@@ -17,10 +18,10 @@ from mp_agent.lint.interpret.modules import (
 )
 from mp_agent.lint.interpret.values import NONE, Place, Trace, Value, ValueKind, joined
 
-_DEPRECATED_DECORATORS = ("torch.cuda.amp.", "torch.cpu.amp.")
+_HAVE_PARTS = frozenset({ValueKind.MODEL, ValueKind.UNKNOWN})
 
 
-class AbstractInterpreter(ExpressionEvaluator):
+class AbstractInterpreter(DefinitionEvaluator):
     """Executes functions and modules on abstract values."""
 
     def block(self, body: list[ast.stmt], frame: FunctionScope) -> bool:
@@ -84,21 +85,27 @@ class AbstractInterpreter(ExpressionEvaluator):
         self.state.heap[f"{base.key}.{target.attr}"] = value
         if target.attr == "grad":
             self.record("<grad>.set", place, base, (value,))
-        elif base.kind is ValueKind.MODEL and value.kind is ValueKind.MODEL:
+        elif base.kind in _HAVE_PARTS and value.kind is ValueKind.MODEL:
             self.record("<model>.set", place, base, (value,))
 
     def _Return(self, node: ast.Return, frame: FunctionScope) -> bool:
         frame.returned.append(NONE if node.value is None else self.evaluate(node.value, frame))
-        self.record("<leave>", Place(frame.module, node))
+        self._leave(node, frame, frame.loops_before)
         return True
+
+    def _leave(self, node: ast.stmt, frame: FunctionScope, loops: int) -> None:
+        """Record the end of all loops except so many outer ones."""
+        if len(self.state.loops) > loops:
+            kept = Value(ValueKind.CONSTANT, constant=loops)
+            self.record("<leave>", Place(frame.module, node), arguments=(kept,))
 
     def _Raise(self, node: ast.Raise, frame: FunctionScope) -> bool:
         self.evaluate(node.exc, frame)
-        self.record("<leave>", Place(frame.module, node))
+        self._leave(node, frame, 0)
         return True
 
     def _Break(self, node: ast.Break, frame: FunctionScope) -> bool:
-        self.record("<leave>", Place(frame.module, node))
+        self._leave(node, frame, len(self.state.loops) - 1)
         return True
 
     def _Continue(self, node: ast.Continue, frame: FunctionScope) -> bool:
@@ -237,44 +244,6 @@ class AbstractInterpreter(ExpressionEvaluator):
             self.block(case.body, frame)
             del self.state.path[depth:]
 
-    def _Import(self, node: ast.Import, frame: FunctionScope) -> None:
-        for alias in node.names:
-            top = alias.name.partition(".")[0]
-            name = alias.name if alias.asname else top
-            frame.names[alias.asname or top] = self.imported(name, 0, frame)
-
-    def _ImportFrom(self, node: ast.ImportFrom, frame: FunctionScope) -> None:
-        for alias in node.names:
-            base = node.module or ""
-            full = f"{base}.{alias.name}" if base else alias.name
-            value = self.imported(full, node.level, frame)
-            if value.name.startswith("torch."):
-                owner = Value(ValueKind.EXTERNAL, name=value.name.rpartition(".")[0])
-                value = self.attribute(owner, alias.name)
-            frame.names[alias.asname or alias.name] = value
-
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: FunctionScope) -> None:
-        info = frame.module.by_node.get(node)
-        if isinstance(info, FunctionInfo):
-            frame.names[node.name] = Value(ValueKind.FUNCTION, info.identity, function=info)
-            self._record_decorators(info, frame)
-
-    _FunctionDef = _AsyncFunctionDef = _function
-
-    def _ClassDef(self, node: ast.ClassDef, frame: FunctionScope) -> None:
-        info = frame.module.by_node.get(node)
-        if isinstance(info, ClassInfo):
-            frame.names[node.name] = Value(ValueKind.CLASS, node.name, node.name, klass=info)
-            for method in info.methods.values():
-                self._record_decorators(method, frame)
-
-    def _record_decorators(self, function: FunctionInfo, frame: FunctionScope) -> None:
-        """Record deprecated decorators; calls among them are evaluated for it."""
-        for decorator in function.decorators:
-            value = self.evaluate(decorator, frame)
-            if value.kind is ValueKind.EXTERNAL and value.name.startswith(_DEPRECATED_DECORATORS):
-                self.record(value.name, Place(frame.module, decorator))
-
     def execute(self, function: FunctionInfo, frame: FunctionScope, place: Place) -> Value:
         """Execute a function under its decorators; return what it returns."""
         state = self.state
@@ -287,6 +256,7 @@ class AbstractInterpreter(ExpressionEvaluator):
             self.enter_context(value, Place(function.module, decorator))
             manages = manages or value.name.endswith("contextmanager")
         state.stack.append(function)
+        frame.loops_before = len(state.loops)
         if isinstance(function.node, ast.Lambda):
             frame.returned.append(self.evaluate(function.node.body, frame))
         else:
@@ -404,4 +374,6 @@ def _of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> ast.expr |
 
 
 def _is_main(test: ast.expr) -> bool:
-    return ast.unparse(test).replace("'", '"') == '__name__ == "__main__"'
+    if not isinstance(test, ast.Compare) or not isinstance(test.left, ast.Name):
+        return False
+    return test.left.id == "__name__" and isinstance(test.ops[0], ast.Eq)

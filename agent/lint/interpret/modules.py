@@ -16,14 +16,14 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 FOLLOWED = re.compile(
     r"\.backward\(|autocast|unscale_|clip_grad|[Ss]caler|optim\w*\.step\(|\w_cross_entropy|BCELoss"
-    r"|_loss\(|\bcross_entropy|\.half\(|bfloat16|float16|\bhalf\b|zero_grad|\.grad\b|\.step\("
-    r"|\.eval\(|\.train\(|DataLoader\(|DataParallel\(|optim\.\w+\(|torch\.load\(|no_sync"
+    r"|_loss\(|\bcross_entropy|\.half\(|bfloat16|float16|\bhalf\b|zero_grad|\.grad\b|opt\w*\.step\("
+    r"|\.eval\(\)|\.train\(\)|DataLoader\(|DataParallel\(|optim\.\w+\(|torch\.load\(|no_sync"
 )
 """What makes a function worth following into."""
 RELEVANT = re.compile(
     r"float16|\bhalf\b|autocast|\bamp\b|unscale_|[Ss]caler|clip_grad|\.backward\(|detect_anomaly"
     r"|(?:Linear|Conv\dd|LSTM|GRU)\(|\.pow\(|square|\*\*\s*2|mean\(|cross_entropy|CrossEntropyLoss"
-    r"|optim\.\w+\(|_with_logits|BCEWithLogitsLoss"
+    r"|optim\.\w+\(|_with_logits|BCEWithLogitsLoss|nll_loss|NLLLoss|torch\.save\("
 )
 """A function, or a file, without any of these cannot break a rule."""
 ACTIVATIONS = re.compile(r"softmax|sigmoid", re.IGNORECASE)

@@ -106,7 +106,7 @@ def repeats(trace: Trace, operation: Operation, loop: Operation) -> bool:
     return not any(
         leave.index > operation.index
         and leave.loops[: len(own)] == own
-        and (leave.loops == own or not isinstance(leave.place.node, ast.Break))
+        and leave.arguments[0].constant < len(own)
         and set(leave.path) <= set(operation.path)
         for leave in trace.of("<leave>")
     )

@@ -158,7 +158,7 @@ def _earlier_backward(trace: Trace, cleared: Operation) -> Operation | None:
 
 def _lost_micro_batches(trace: Trace, step: Operation, optimizer: Value) -> Iterator[Problem]:
     """Find gradients that are cleared at each micro-batch, while the step comes after several."""
-    for cleared in trace.operations[: step.index]:
+    for cleared in trace.operations:
         if not clears(cleared, optimizer) or not cleared.compatible(step) or not cleared.loops:
             continue
         loop = cleared.loops[-1]

@@ -37,7 +37,8 @@ def _find_stale_optimizer(trace: Trace) -> Iterator[Problem]:
 
 def _has_whole(made: Operation) -> bool:
     """Return whether an optimizer is given all parameters of its models, not a part of them."""
-    return bool(made.arguments) and made.arguments[0].kind is ValueKind.PARAMETERS
+    given = made.argument(0, "params")
+    return given is not None and given.kind is ValueKind.PARAMETERS
 
 
 def _replaces(change: Operation, made: Operation, models: set[str]) -> str:
@@ -63,9 +64,9 @@ def _new_layer(change: Operation, made: Operation, models: set[str]) -> str:
     layer = change.arguments[0]
     key = change.receiver.key
     inside = any(key == model or key.startswith(f"{model}.") for model in models)
-    if not inside or layer.maybe or _WITH_PARAMETERS.search(layer.name) is None:
+    if not inside or layer.maybe or layer.place is None or not _has_parameters(layer):
         return ""
-    if layer.place is None or layer.place.module is not made.place.module:
+    if layer.place.module is not made.place.module:
         return ""
     if _position(layer) <= (made.place.node.lineno, made.place.node.col_offset):
         return ""
@@ -73,6 +74,16 @@ def _new_layer(change: Operation, made: Operation, models: set[str]) -> str:
     return (
         f"`{ast.unparse(node)}` becomes a new layer after the optimizer was made, which does not "
         "hold its parameters: it is never trained"
+    )
+
+
+def _has_parameters(layer: Value) -> bool:
+    """Return whether a layer of PyTorch has parameters, or layers in it that have some."""
+    assert layer.place is not None
+    source = layer.place.module.source
+    text = source.excerpt(source.span(layer.place.node))
+    return layer.klass is None and any(
+        _WITH_PARAMETERS.search(f".{name}") for name in re.findall(r"(\w+)\(", text)
     )
 
 
