@@ -6,7 +6,7 @@ import json
 import re
 import tokenize
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from mp_agent.inputs.files import read_file
@@ -119,7 +119,8 @@ def decoded(content: bytes) -> str:
         raise UnreadableSource(f"cannot be decoded: {error}") from error
 
 
-_MAGIC = re.compile(r"^(\s*)([%!?]|\w+\s*=\s*[%!])")
+_MAGIC = re.compile(r"^(\s*)([%!?]|\w+\s*=\s*[%!]|[\w.]+\?{1,2}\s*$)")
+_PYTHON_CELL = re.compile(r"%%(time|timeit|capture|prun|python|python3)\b")
 
 
 class NotebookText(SourceText):
@@ -130,10 +131,10 @@ class NotebookText(SourceText):
         lines: list[str] = []
         for cell in cells:
             self._starts.append(len(lines) + 1)
-            if cell.startswith("%%"):
+            if cell.startswith("%%") and not _PYTHON_CELL.match(cell):
                 lines += ["\n"] * (cell.count("\n") + 1)
             else:
-                lines += [_without_magic(line) + "\n" for line in cell.split("\n")]
+                lines += _without_magics(cell.split("\n"))
         super().__init__("".join(lines))
 
     def cell_of(self, line: int) -> tuple[int, int]:
@@ -161,9 +162,16 @@ def notebook_text(content: bytes) -> NotebookText:
     return NotebookText(cells)
 
 
-def _without_magic(line: str) -> str:
-    match = _MAGIC.match(line)
-    return f"{match.group(1)}pass" if match else line.rstrip("\r")
+def _without_magics(lines: list[str]) -> Iterator[str]:
+    """Yield lines with `pass` for magics, and for those on which a command goes on."""
+    goes_on = False
+    for line in lines:
+        match = _MAGIC.match(line)
+        if goes_on:
+            yield "\n"
+        else:
+            yield (f"{match.group(1)}pass" if match else line.rstrip("\r")) + "\n"
+        goes_on = (goes_on or match is not None) and line.rstrip().endswith("\\")
 
 
 _COMMENT = re.compile(r"#\s*mp-agent:\s*ignore(-file)?(?:\[([^\]]*)\])?(?![\w\[-])")

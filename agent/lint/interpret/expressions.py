@@ -110,6 +110,8 @@ class ExpressionEvaluator(CallEvaluator):
         key = f"{base.key}.{name}"
         if key in self.state.heap:
             return guessed(self.state.heap[key], name)
+        if base.kind is ValueKind.PARAMETERS and name == "grad":
+            return Value(ValueKind.TENSOR, key)
         if base.wrapper and name == "module":
             return base.with_(wrapper="")
         if base.klass is not None:

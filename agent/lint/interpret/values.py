@@ -97,16 +97,19 @@ class Value:
 UNKNOWN = Value()
 NONE = Value(ValueKind.CONSTANT, constant=None)
 
+_MODEL_NAME = re.compile(r"^_?(\w+_)?(model|net|network)$")
 _GUESSES = (
     (ValueKind.SCALER, re.compile(r"^_?(\w+_)?(grad|amp|loss)?_?scaler(_\w+)?$", re.IGNORECASE)),
     (ValueKind.OPTIMIZER, re.compile(r"^_?(\w+_)?(optimizer|optim|opt)(_?\w)?$", re.IGNORECASE)),
     (ValueKind.LOSS, re.compile(r"^_?(\w+_)?(criterion|loss_fn|loss_func|loss_function)$")),
-    (ValueKind.MODEL, re.compile(r"^_?(\w+_)?(model|net|network)$")),
+    (ValueKind.MODEL, _MODEL_NAME),
 )
 
 
 def guessed(value: Value, name: str) -> Value:
     """Return what a variable of this name usually holds, if nothing else is known of it."""
+    if value.kind is ValueKind.TENSOR and value.cast is not None and _MODEL_NAME.match(name):
+        return value.with_(kind=ValueKind.MODEL, cast=None, maybe=True)
     if value.kind is not ValueKind.UNKNOWN:
         return value
     for kind, pattern in _GUESSES:

@@ -1,5 +1,6 @@
 """Rules on explicit casts to 16 bits."""
 
+import re
 from collections.abc import Iterator
 
 from mp_agent.lint.finding import FindingSeverity, Problem, Rule
@@ -7,22 +8,35 @@ from mp_agent.lint.interpret.methods import cast_dtypes
 from mp_agent.lint.interpret.values import SIXTEEN_BITS, Operation, Trace, ValueKind
 from mp_agent.lint.rules.facts import backwards, parameters_of, text_of
 
+_MASTERS = re.compile(r"master_?(param|weight|cop|model)|(fp|float)_?32_?(param|weight|cop|master)")
 _FREEZING = ("<model>.eval", "<model>.requires_grad_")
 
 
 def _find_cast_model(trace: Trace) -> Iterator[Problem]:
+    if _has_masters(trace):
+        return
     trained = _trained(trace)
     for operation in trace.operations:
-        if not operation.target.startswith("<model>."):
+        role, _, method = operation.target.partition(".")
+        if role not in ("<model>", "<tensor>"):
             continue
-        method = operation.target.removeprefix("<model>.")
+        model = operation.receiver if role == "<model>" else operation.result
+        if model.key not in trained:
+            continue
         dtypes = cast_dtypes(operation.receiver, method, operation.arguments, operation.keywords)
-        if dtypes and dtypes <= SIXTEEN_BITS and operation.receiver.key in trained:
+        if dtypes and dtypes <= SIXTEEN_BITS:
             yield Problem(
                 operation.place,
                 f"`{text_of(operation)}` makes the weights that are trained "
                 f"{'/'.join(sorted(dtypes))}: updates smaller than their spacing are lost",
             )
+
+
+def _has_masters(trace: Trace) -> bool:
+    """Return whether the optimizer seems to step FP32 copies of the weights."""
+    return any(True for _ in trace.of("<grad>.set")) or any(
+        _MASTERS.search(module.source.text) for module in trace.modules
+    )
 
 
 def _trained(trace: Trace) -> set[str]:

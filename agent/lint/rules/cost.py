@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from mp_agent.lint.finding import Edit, FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.values import Operation, Trace, ValueKind
+from mp_agent.lint.rules.events import loop_of
 from mp_agent.lint.rules.facts import backwards, text_of
 
 _SYNCS = ("<tensor>.item", "<tensor>.cpu", "<tensor>.tolist", "<host>float", "<host>int")
@@ -22,7 +23,7 @@ def _find_sync_each_step(trace: Trace) -> Iterator[Problem]:
     for operation in trace.of(*_SYNCS):
         if not operation.loops or not _is_on_device(operation, trained):
             continue
-        if any(_at_every_step(operation, backward) for backward in passes):
+        if any(_at_every_step(trace, operation, backward) for backward in passes):
             yield Problem(
                 operation.place,
                 f"`{text_of(operation)}` waits for the device at every step of the loop",
@@ -37,10 +38,19 @@ def _is_on_device(operation: Operation, trained: set[str]) -> bool:
     return operation.target == "<tensor>.item" and last in _ON_DEVICE
 
 
-def _at_every_step(operation: Operation, backward: Operation) -> bool:
+def _at_every_step(trace: Trace, operation: Operation, backward: Operation) -> bool:
     if operation.target == "<tensor>.cpu" and operation.index < backward.index:
         return False  # a part of the model
-    return backward.loops == operation.loops and set(operation.path) <= set(backward.path)
+    outer, inner = operation.loops[: len(backward.loops)], operation.loops[len(backward.loops) :]
+    if outer != backward.loops or not all(_is_over_parameters(trace, loop) for loop in inner):
+        return False
+    own = {(text, arm) for text, arm in operation.path if not text.endswith(".grad")}
+    return own <= set(backward.path)
+
+
+def _is_over_parameters(trace: Trace, loop: int) -> bool:
+    begin = loop_of(trace, loop)
+    return begin is not None and begin.receiver.kind is ValueKind.PARAMETERS
 
 
 SYNC_EACH_STEP = Rule(

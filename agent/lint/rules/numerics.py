@@ -65,9 +65,10 @@ def variance(x: torch.Tensor) -> torch.Tensor:
 )
 
 
-_REDUCTION_NAMES = r"(sum|mean|norm|var|std|cumsum|prod|cumprod|nansum|nanmean)"
+_REDUCTION_NAMES = r"(sum|mean|norm|var|std|cumsum|prod|cumprod|nansum|nanmean|dot|vdot|inner)"
 _REDUCTION_TARGET = re.compile(
-    rf"^(?:torch\.{_REDUCTION_NAMES}|<tensor>\.{_REDUCTION_NAMES}|torch\.linalg\.(?:vector_norm|norm|matrix_norm))$"
+    rf"^(?:torch\.{_REDUCTION_NAMES}|<tensor>\.{_REDUCTION_NAMES}|torch\.linalg\.(?:vector_norm|norm|matrix_norm)"
+    r"|torch\.tensordot|torch\.nn\.functional\.bilinear)$"
 )
 _FP32_UNDER_AUTOCAST = re.compile(r"(sum|norm|prod)$")
 
@@ -102,7 +103,7 @@ LOW_PRECISION_REDUCTION = Rule(
     code="MP114",
     name="low-precision-reduction",
     severity=FindingSeverity.WARNING,
-    summary="A sum, mean, norm or variance has 16 bits.",
+    summary="A sum, mean, norm, variance or inner product has 16 bits.",
     explanation="A sum of 65 505 ones is Inf in FP16. In BF16 a sum of 256 ones and one more is "
     "256: its spacing is 2 from there on. Kernels add up in FP32, but the result is rounded to "
     "the dtype asked for, and partial results on the way across ranks and blocks are, too. "

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from mp_agent.lint.finding import FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.values import BF16, FP16, Operation, Trace
+from mp_agent.lint.rules.events import has_one_pass, loop_of
 from mp_agent.lint.rules.facts import backwards, last_backward, loss_of
 
 _CLIP = re.compile(r"^torch\.nn\.utils\.(clip_grad\.)?clip_grad_(norm_?|value_)$")
@@ -77,7 +78,7 @@ def _find_unscale_twice(trace: Trace) -> Iterator[Problem]:
     for position, call in enumerate(calls):
         if any(_again(earlier, call, updates) for earlier in calls[:position]):
             yield Problem(call.place, "unscale_ was already called for this optimizer")
-        elif _repeats(call, updates):
+        elif _repeats(trace, call, updates):
             yield Problem(
                 call.place, "unscale_ runs at every pass of the loop, scaler.update() does not"
             )
@@ -101,13 +102,16 @@ def _optimizer(call: Operation) -> str:
     return "" if value is None else value.key
 
 
-def _repeats(call: Operation, updates: list[Operation]) -> bool:
+def _repeats(trace: Trace, call: Operation, updates: list[Operation]) -> bool:
     """Return whether a loop calls unscale_ again before the scaler is updated."""
     if not call.loops or not updates:
         return False
     optimizer = _optimizer(call)
     if optimizer.startswith("each:"):
         return False  # one call per optimizer
+    loop = loop_of(trace, call.loops[-1])
+    if loop is not None and has_one_pass(loop):
+        return False
     own = [update for update in updates if update.loops[: len(call.loops)] == call.loops]
     if own:
         needed = [set(update.path) - set(call.path) for update in own]

@@ -10,6 +10,7 @@ import torch
 
 def train(model, loader, optimizer, scaler):
     for x in loader:
+        optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.float16):
             loss = model(x).mean()
         scaler.scale(loss).backward()
@@ -126,6 +127,7 @@ def test_cpu_as_a_part_of_the_model_is_no_wait_for_a_result(tmp_path: Path) -> N
     text = """\
 def train(first, second_model, first_model, loader, optimizer):
     for x in loader:
+        optimizer.zero_grad()
         loss = second_model(first_model(x).cpu()).mean()
         loss.backward()
         optimizer.step()
