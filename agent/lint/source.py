@@ -120,6 +120,7 @@ def decoded(content: bytes) -> str:
 
 
 _MAGIC = re.compile(r"^(\s*)([%!?]|\w+\s*=\s*[%!]|[\w.]+\?{1,2}\s*$)")
+_TEXT_OR_COMMENT = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|#.*")
 _PYTHON_CELL = re.compile(r"%%(time|timeit|capture|prun|python|python3)\b")
 
 
@@ -163,10 +164,16 @@ def notebook_text(content: bytes) -> NotebookText:
 
 
 def _without_magics(lines: list[str]) -> Iterator[str]:
-    """Yield lines with `pass` for magics, and for those on which a command goes on."""
-    goes_on = False
+    """Yield lines with `pass` for magics, and empty ones for those on which a command goes on.
+
+    Within brackets, `%` is an operator.
+    """
+    goes_on, depth = False, 0
     for line in lines:
-        match = _MAGIC.match(line)
+        match = _MAGIC.match(line) if depth <= 0 else None
+        if match is None and not goes_on:
+            code = _TEXT_OR_COMMENT.sub("", line)
+            depth += sum(map(code.count, "([{")) - sum(map(code.count, ")]}"))
         if goes_on:
             yield "\n"
         else:

@@ -79,8 +79,8 @@ class Evaluator:
         """Return the attributes that the constructor of a class sets."""
         raise NotImplementedError
 
-    def output_activation(self, klass: ClassInfo) -> str:
-        """Return the function that the forward pass of a class certainly ends in."""
+    def output_activations(self, klass: ClassInfo) -> tuple[str, ...]:
+        """Return the functions in which the outputs of a class's forward pass certainly end."""
         raise NotImplementedError
 
     def record(

@@ -90,9 +90,10 @@ class CallEvaluator(Evaluator):
             key_of(place),
             dtypes=model.dtypes if autocast is None else frozenset(),
             from_autocast=autocast is not None and model.kind is ValueKind.MODEL,
-            activation=model.activation
-            or ("" if model.klass is None else self.output_activation(model.klass)),
+            activation=model.activation,
         )
+        if model.klass is not None:
+            result = _with_activations(result, self.output_activations(model.klass))
         self.record(role, place, model, arguments, keywords, result)
         forward = self.method(model.klass, "forward") if model.klass is not None else None
         if forward is not None:
@@ -238,6 +239,19 @@ def _bound(
             else:
                 names[parameter.arg] = Value(key=f"{function.identity}:{parameter.arg}")
     return names
+
+
+def _with_activations(output: Value, activations: Sequence[str]) -> Value:
+    """Return the output of a model, or its outputs where one of several ends in an activation."""
+    if len(activations) == 1:
+        return output.with_(activation=output.activation or activations[0])
+    if not any(activations):
+        return output
+    items = tuple(
+        output.with_(key=f"{output.key}[{index}]", activation=activation)
+        for index, activation in enumerate(activations)
+    )
+    return Value(ValueKind.SEQUENCE, output.key, items=items)
 
 
 def union(values: Sequence[Value], key: str) -> Value:

@@ -156,6 +156,9 @@ class ExpressionEvaluator(CallEvaluator):
             value = self.evaluate(keyword.value, frame)
             if keyword.arg is not None:
                 keywords[keyword.arg] = value
+            elif value.name == "dict":
+                given = zip(value.constant or (), value.items, strict=False)
+                keywords.update({name: one for name, one in given if isinstance(name, str)})
         if _is_super(node.func):
             return Value(key=key_of(place))
         if function.kind is ValueKind.EXTERNAL and function.name in ("float", "int") and arguments:

@@ -52,7 +52,7 @@ _FACTORY = re.compile(
 )
 _NO_GRAD = re.compile(r"^torch\.(no_grad|inference_mode|autograd\.(no_grad|inference_mode))$")
 _PASSED_THROUGH = re.compile(
-    r"^(list|tuple|iter|reversed|sorted|set|filter|itertools\.chain|tqdm|tqdm\.(auto\.)?tqdm|copy\.deepcopy"
+    r"^(list|tuple|iter|reversed|sorted|set|filter|itertools\.chain|tqdm|tqdm\.(auto\.)?tqdm"
     r"|torch\.compile|torch\.nn\.(\w+\.)*DataParallel"
     r"|torch\.distributed\.(fsdp|_composable)(\.\w+)*\.fully_shard)$"
 )
@@ -108,6 +108,8 @@ def external_result(
         return Value(key=key, name=name, items=tuple(arguments), place=place)
     if name in ("enumerate", "range"):
         return Value(key=key, name=name, items=tuple(arguments))
+    if name in ("copy.copy", "copy.deepcopy") and arguments:
+        return arguments[0].with_(key=key)
     if _PASSED_THROUGH.match(name):
         return arguments[0] if arguments else Value(ValueKind.SEQUENCE, key)
     if _LAYER.match(name) and not _NO_LAYER.search(name):

@@ -300,16 +300,19 @@ class AbstractInterpreter(DefinitionEvaluator):
                 }
         return known[key]
 
-    def output_activation(self, klass: ClassInfo) -> str:
-        """Return the function that the forward pass of a class certainly ends in."""
+    def output_activations(self, klass: ClassInfo) -> tuple[str, ...]:
+        """Return the functions in which the outputs of a class's forward pass certainly end."""
         key = class_key(klass)
         known = self.project.activations
         if key not in known:
-            known[key] = ""
+            known[key] = ("",)
             forward = self.method(klass, "forward")
             if forward is not None and ACTIVATIONS.search(klass.module.source.text):
                 other = AbstractInterpreter(self.project, Trace(klass.module, key), set())
-                known[key] = other.run(forward, klass).activation
+                returned = other.run(forward, klass)
+                several = returned.kind is ValueKind.SEQUENCE and not returned.maybe
+                outputs = returned.items if several and returned.name != "dict" else (returned,)
+                known[key] = tuple(output.activation for output in outputs)
         return known[key]
 
     def run(self, function: FunctionInfo, klass: ClassInfo | None) -> Value:

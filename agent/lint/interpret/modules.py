@@ -203,7 +203,7 @@ class Project:
         """Global names of the modules that were executed, by path."""
         self.attributes: dict[str, dict[str, Value]] = {}
         """Attributes that constructors set, by the class's module and name."""
-        self.activations: dict[str, str] = {}
+        self.activations: dict[str, tuple[str, ...]] = {}
         """What the forward passes of classes end in, likewise."""
         self.module_classes: dict[str, bool] = {}
         """Whether a class is an nn.Module, likewise."""

@@ -137,10 +137,11 @@ def _without_epoch(trace: Trace) -> Iterator[Problem]:
     for loop in _training_loops(trace):
         loader = _loader_of(loop.receiver)
         outer = loop_of(trace, loop.loops[-2]) if len(loop.loops) > 1 else None
-        if loader is None or outer is None or has_one_pass(outer) or loader.maybe:
+        if loader is None or outer is None or has_one_pass(outer):
             continue
         for sampler in samplers:
-            if sampler.result.key == _sampler_key(trace, loader) and not sampler.loops:
+            own = sampler.result.key == _sampler_key(trace, loader)
+            if own and not sampler.loops and sampler.compatible(loop):
                 yield Problem(
                     sampler.place,
                     "the DistributedSampler is never told the epoch: every epoch has the same "
@@ -152,7 +153,7 @@ def _sampler_key(trace: Trace, loader: Value) -> str:
     for one in trace.operations:
         if one.result.key == loader.key and one.result.kind is ValueKind.LOADER:
             sampler = one.argument(3, "sampler")
-            return "" if sampler is None or sampler.maybe else sampler.key
+            return "" if sampler is None else sampler.key
     return ""
 
 

@@ -135,6 +135,21 @@ def test_a_notebook_is_checked_by_cell(tmp_path: Path) -> None:
     assert (finding.code, finding.cell, finding.span.line) == ("MP114", 3, 2)
 
 
+def test_lines_of_a_notebook_that_are_no_python_are_left_out(tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "code", "source": "!pip install \\\n    torch (\nfiles = !ls\nhelp?\n%pwd"},
+        {"cell_type": "code", "source": "%%time\nimport torch\nx = torch.ones(3).half().sum()"},
+        {
+            "cell_type": "code",
+            "source": "print('%d ('\n  % len('a'))\ny = torch.ones(3).half().sum()",
+        },
+    ]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    report = check_paths(tmp_path)
+    assert not report.skipped
+    assert [(one.cell, one.span.line) for one in report.findings] == [(2, 3), (3, 3)]
+
+
 def _failing(monkeypatch: pytest.MonkeyPatch, code: str, error: Exception) -> None:
     """Let a rule raise on functions called `broken`."""
 
