@@ -1,4 +1,4 @@
-"""`mp-agent check`: finds mixed-precision mistakes in training code before it runs.
+"""`mp-agent check`: finds mistakes of mixed precision and of training loops before code runs.
 
 From the command to a finding: `command` → `api` → `discovery` (which files) → `runner` (processes)
 → `source` (text, comments, notebooks) → `interpret` (names, values and control flow of a function,

@@ -38,9 +38,10 @@ from mp_agent.records.steps import EndReason, Phase
 
 PRECISION_LINT = Condition(
     name="MpAgentPrecisionLint",
-    summary="The code of the run has a mixed-precision mistake.",
-    meaning="The main script, or a file of its project that it imports, does something that "
-    "mixed-precision training is known to fail or to waste time by. The run may be healthy so far.",
+    summary="The code of the run breaks a rule of mp-agent check.",
+    meaning="The main script, or a file of its project that it imports, does something by "
+    "which mixed precision or a training loop is known to go wrong, or to waste time. The run may "
+    "be healthy so far.",
     confirm="Run mp-agent check on the script: it shows the lines. mp-agent check --explain and "
     "the code of the rule say what is wrong and how to write it instead.",
     remedies=(
@@ -69,6 +70,7 @@ PRECISION_LINT = Condition(
             "Code written for FP32 to which mixed precision was added later.",
             "Clipping, accumulation or a second optimizer added to a loop with a GradScaler.",
             "A model or its inputs cast to 16 bits by hand instead of by autocast.",
+            "A loop in which gradients are cleared, clipped or used in the wrong order.",
         ),
         false_positives=(
             "The code is right for a reason that the check cannot see: silence the line, or the "

@@ -83,7 +83,7 @@ SHARED_GENERATOR = Rule(
     severity=FindingSeverity.WARNING,
     summary="A dataset draws from a generator that every DataLoader worker copies.",
     explanation="Since PyTorch 1.9 workers seed `random`, `torch` and the global generator of "
-    "NumPy anew, each its own way and in each epoch. A generator that the dataset keeps "
+    "NumPy, each its own way and again in each epoch. A generator that the dataset keeps "
     "(`default_rng`, `RandomState`, `random.Random`, `torch.Generator`) is copied with its state "
     "when the workers start: N workers draw the same numbers for N different samples, and draw "
     "them again in the next epoch. Reported where the class, the constant `num_workers` and the "

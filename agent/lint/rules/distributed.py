@@ -144,7 +144,7 @@ def _without_epoch(trace: Trace) -> Iterator[Problem]:
             if own and not sampler.loops and sampler.compatible(loop):
                 yield Problem(
                     sampler.place,
-                    "the DistributedSampler is never told the epoch: every epoch has the same "
+                    "the DistributedSampler never gets the epoch: every epoch has the same "
                     "order of samples",
                 )
 

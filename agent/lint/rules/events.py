@@ -130,7 +130,7 @@ def _is_single(loop: Operation) -> bool:
 
 
 def is_made_in(trace: Trace, value: Value, loop: Operation) -> bool:
-    """Return whether an object is made anew, or another one, at each pass of a loop."""
+    """Return whether an object is another one at each pass of a loop."""
     if any(mark in value.key for mark in ("each:", "[", "index:")):
         return True
     own = loop.loops[-1]

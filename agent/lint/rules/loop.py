@@ -1,4 +1,4 @@
-"""Rules on what a training loop does beside its gradients: modes, schedules, batches."""
+"""Rules on what a training loop does besides its gradients: modes, schedules, batches."""
 
 import ast
 import re
@@ -69,7 +69,7 @@ FIRST_BATCH = Rule(
     explanation="`iter(loader)` begins a new epoch. Without shuffling, every step trains on the "
     "same samples, and the loss falls nicely. Reported where the trace shows a DataLoader that "
     "does not shuffle, over a dataset whose samples are fixed. With shuffling, each call draws "
-    "another batch (and starts the workers anew): that is slow, not wrong.",
+    "another batch (and starts the workers again): that is slow, not wrong.",
     bad="""\
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -111,6 +111,7 @@ def train(model, x, y, optimizer, steps):
 )
 
 
+_TRAINS = re.compile(r"train|fit|epoch|mode|run|eval|valid|test")
 _MODE_MATTERS = re.compile(r"drop_?out|batch_?norm|instance_?norm|self\.training|drop_?path", re.I)
 
 
@@ -166,13 +167,14 @@ def _mode_matters(model: Value) -> bool:
 
 
 def _may_train(operation: Operation, model: Value) -> bool:
-    if method_of(operation) in ("train", "set_train", "train_mode"):
+    method = method_of(operation)
+    if method in ("train", "set_train", "train_mode"):
         return True
     if operation.target == "<unseen>":
         given = (operation.receiver, *operation.arguments, *operation.keywords.values())
         return any(value.key == model.key or value.kind is ValueKind.INSTANCE for value in given)
-    if method_of(operation):
-        return operation.target.startswith("<instance>.")
+    if method:
+        return operation.target.startswith("<instance>.") and _TRAINS.search(method) is not None
     package = operation.target.partition(".")[0]
     return package != "torch" and any(value.key == model.key for value in operation.arguments)
 
