@@ -144,3 +144,85 @@ def test_torch_in_its_own_source_keeps_its_names(tmp_path: Path) -> None:
         main="import torch\n\n\ndef step(model, x, y):\n    with torch.autocast('cuda'):\n"
         "        return torch.nn.functional.binary_cross_entropy(model(x), y)\n",
     ) == {"MP104": 1}
+
+
+def test_removing_zero_grad_from_a_right_loop_is_found(tmp_path: Path) -> None:
+    right = STEP.format(clip="")
+    assert counts(tmp_path, main=right) == {}
+    assert counts(tmp_path, main=right.replace("        optimizer.zero_grad()\n", "")) == {
+        "MP201": 1
+    }
+
+
+def test_a_return_of_a_helper_does_not_end_the_loop_around_its_call(tmp_path: Path) -> None:
+    text = """\
+def advance(model, x, optimizer):
+    model(x).mean().backward()
+    optimizer.step()
+    return x
+
+
+def train(model, loader, optimizer):
+    for x in loader:
+        advance(model, x, optimizer)
+"""
+    assert counts(tmp_path, main=text) == {"MP201": 1}
+    first = text.replace("        advance(", "        return advance(")
+    assert counts(tmp_path, main=first) == {}
+
+
+def test_an_output_of_two_branches_is_no_probability(tmp_path: Path) -> None:
+    text = """\
+import torch
+import torch.nn.functional as F
+
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        {early}
+        return F.softmax(x, dim=1)
+
+
+def train(x, y):
+    F.cross_entropy(Net()(x), y).backward()
+"""
+    assert counts(tmp_path, main=text.format(early="x = x + 1")) == {"MP205": 1}
+    early = "if self.training:\n            return x"
+    assert counts(tmp_path, main=text.format(early=early)) == {}
+
+
+def test_a_copy_of_a_model_is_another_model(tmp_path: Path) -> None:
+    text = """\
+import copy
+
+
+def train(model, loader, optimizer):
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+    return {copied}.half()
+"""
+    assert counts(tmp_path, main=text.format(copied="copy.deepcopy(model)")) == {}
+    assert counts(tmp_path, main=text.format(copied="model")) == {"MP101": 1}
+
+
+def test_options_in_a_dictionary_are_arguments(tmp_path: Path) -> None:
+    text = """\
+import torch
+
+
+def train(model, loader):
+    options = {"lr": 0.1}
+    scaler = torch.amp.GradScaler("cuda", **{"enabled": False})
+    optimizer = torch.optim.SGD(model.parameters(), **options)
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast(**{"device_type": "cuda", "dtype": torch.bfloat16}):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+    assert counts(tmp_path, main=text) == {}
+    assert counts(tmp_path, main=text.replace('**{"enabled": False}', "")) == {"MP111": 1}
