@@ -112,8 +112,8 @@ class ExpressionEvaluator(CallEvaluator):
             return guessed(self.state.heap[key], name)
         if base.kind is ValueKind.PARAMETERS and name == "grad":
             return Value(ValueKind.TENSOR, key)
-        if base.wrapper and name == "module":
-            return base.with_(wrapper="")
+        if name == "module" and base.wrapper and not base.is_past_wrapper:
+            return base.with_(wrapper=f"{base.wrapper}.module")
         if base.klass is not None:
             method = self.method(base.klass, name)
             if method is not None:

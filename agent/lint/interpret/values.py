@@ -82,12 +82,17 @@ class Value:
     """The function of which a tensor, or the output of a model, certainly is the result: softmax,
     log_softmax or sigmoid."""
     wrapper: str = ""
-    """The dotted name of the wrapper through which a model is called."""
+    """The dotted name of the wrapper through which a model is called; with `.module`, past it."""
 
     @property
     def is_sixteen_bits(self) -> bool:
         """Whether the elements certainly have 16 bits."""
         return bool(self.dtypes) and self.dtypes <= SIXTEEN_BITS
+
+    @property
+    def is_past_wrapper(self) -> bool:
+        """Whether a model was taken out of its wrapper."""
+        return self.wrapper.endswith(".module")
 
     def with_(self, **changes: Any) -> Value:
         """Return a copy with some fields changed."""
@@ -133,7 +138,7 @@ def joined(one: Value, other: Value) -> Value:
         from_autocast=one.from_autocast and other.from_autocast,
         form=one.form if one.form == other.form else None,
         activation=one.activation if one.activation == other.activation else "",
-        wrapper=one.wrapper or other.wrapper,
+        wrapper=one.wrapper if one.wrapper == other.wrapper else "one or the other",
         kind=ValueKind.UNKNOWN
         if first.kind is ValueKind.CONSTANT and one.constant != other.constant
         else first.kind,

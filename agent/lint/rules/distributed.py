@@ -17,22 +17,38 @@ _SHARDS_BY_ITSELF = frozenset({"accelerat", "fabric", "lightning", "split_datase
 
 
 def _find_bypassed_wrapper(trace: Trace) -> Iterator[Problem]:
-    wraps = [one for one in trace.operations if _DDP.search(one.target)]
-    if not wraps or trace.mentions(_REDUCES) or not any(steps(trace)):
+    if trace.mentions(_REDUCES) or not any(steps(trace)):
         return
     trained = [call for call in trace.of("<model>()") if _is_trained(trace, call)]
-    for wrap in wraps:
-        key = wrap.result.key
-        calls = [call for call in trained if call.receiver.key == key and call.compatible(wrap)]
-        if any(call.receiver.wrapper for call in calls):
-            continue
-        for call in calls:
-            if call.index > wrap.index:
-                yield Problem(
-                    call.place,
-                    f"`{text_of(call)}` calls the model past its DistributedDataParallel: the "
-                    "gradients are not reduced, and the ranks train models of their own",
-                )
+    for call in trained:
+        key = call.receiver.key
+        through = [other for other in trained if other.receiver.key == key and _is_through(other)]
+        if not through and (_is_taken_out(call) or _is_wrapped_before(trace, call)):
+            yield Problem(
+                call.place,
+                f"`{text_of(call)}` calls the model past its DistributedDataParallel: the "
+                "gradients are not reduced, and the ranks train models of their own",
+            )
+
+
+def _is_through(call: Operation) -> bool:
+    return bool(call.receiver.wrapper) and not call.receiver.is_past_wrapper
+
+
+def _is_taken_out(call: Operation) -> bool:
+    model = call.receiver
+    return model.is_past_wrapper and _DDP.search(model.wrapper.removesuffix(".module")) is not None
+
+
+def _is_wrapped_before(trace: Trace, call: Operation) -> bool:
+    """Return whether a model is wrapped before it is called as it is."""
+    return any(
+        _DDP.search(wrap.target)
+        and wrap.index < call.index
+        and wrap.compatible(call)
+        and wrap.result.key == call.receiver.key
+        for wrap in trace.operations
+    )
 
 
 def _is_trained(trace: Trace, call: Operation) -> bool:
