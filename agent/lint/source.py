@@ -119,7 +119,7 @@ def decoded(content: bytes) -> str:
         raise UnreadableSource(f"cannot be decoded: {error}") from error
 
 
-_MAGIC = re.compile(r"^(\s*)([%!?]|\w+\s*=\s*[%!]|[\w.]+\?{1,2}\s*$)")
+_MAGIC = re.compile(r"^(\s*)([%!?]|\w+\s*=\s*[%!]|[\w.*]+\?{1,2}\s*$)")
 _TEXT_OR_COMMENT = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|#.*")
 _PYTHON_CELL = re.compile(r"%%(time|timeit|capture|prun|python|python3)\b")
 
