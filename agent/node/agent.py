@@ -134,7 +134,7 @@ class Services:
                 log.exception("%s: %s failed", type(service).__name__, call)
 
 
-POLL_INTERVAL_SECONDS = 0.2
+POLL_INTERVAL_SECONDS = 0.3
 CLEARING_INTERVAL_SECONDS = 10.0
 STOP_SECONDS = 5.0
 """Time for the services to send pending data when the agent ends."""
