@@ -22,8 +22,6 @@ from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 SMALL_ELEMENTS = 8 * 1024
 """Tensors up to this size share a pack: below it the calls cost more than the copy."""
 
-_OF_TOTALS, _OF_LAYERS = wanted_columns(layers=False), wanted_columns(layers=True)
-
 ROWS_AT_LEAST = 3
 """So many tensors of one shape are measured as rows."""
 
@@ -41,16 +39,17 @@ class CpuStatistics:
     ) -> torch.Tensor:
         """Return float64 [G, C]; small tensors of a group and dtype are measured together."""
         with _plain_arithmetic():
-            tallies = [self._group_tally(group, _OF_TOTALS) for group in groups]
-            return _table(tallies, _OF_TOTALS, inverse_scale)
+            wanted = wanted_columns(layers=False)
+            tallies = [self._group_tally(group, wanted) for group in groups]
+            return _table(tallies, wanted, inverse_scale)
 
     def layers(
         self, tensors: Sequence[torch.Tensor | None], inverse_scale: float | torch.Tensor
     ) -> torch.Tensor:
         """Return float64 [L, C], zeros for None; small tensors of a shape are measured together."""
         with _plain_arithmetic():
-            tallies = self._tensor_tallies(tensors, _OF_LAYERS)
-            return _table(tallies, _OF_LAYERS, inverse_scale)
+            wanted = wanted_columns(layers=True)
+            return _table(self._tensor_tallies(tensors, wanted), wanted, inverse_scale)
 
     def distribution(
         self,

@@ -210,11 +210,6 @@ class GradientMeasuring:
         settled = context.boundaries.of(watched).settled
         settled.update(each.label for each in context.registry.together(watched))
 
-    def is_plain(self, optimizer: Optimizer) -> bool:
-        """Return whether nothing has scaled or clipped gradients that no hook reports."""
-        fused = hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf")
-        return not fused and not self._context.clipping_is_compiled
-
     def measure_before_step(self, watched: WatchedOptimizer, optimizer: Optimizer) -> None:
         """Measure as `optimizer` begins to step; of a fused one note whether it will skip."""
         # GradScaler leaves these two to optimizers that unscale, and skip, by themselves.

@@ -69,7 +69,8 @@ class OptimizerSteps:
             self._stepped_sequence = sequence
         thread.stepping, thread.optimizer_stepped = id(optimizer), True
         thread.in_closure, thread.closure_awaited = False, has_closure
-        if not has_closure and self._measuring.is_plain(optimizer):
+        fused = hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf")
+        if not has_closure and not fused and not context.clipping_is_compiled:
             self._measuring.measure(watched, "optimizer_step", 1.0)
         elif not has_closure:
             self._measuring.measure_before_step(watched, optimizer)
