@@ -12,7 +12,7 @@ from mp_agent.node.merge.coverage import AssumedShares
 from mp_agent.node.merge.node_layers import LayerNames, RankLayers
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.node.merge.run_layers import MergedLayers
-from mp_agent.records.columns import GRADIENTS
+from mp_agent.records.columns import GRADIENTS, ColumnFamily, by_name
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import LayerTable, RankState, StepRecord
@@ -62,6 +62,16 @@ class RingContents:
         row = self.records[index].gradients[share].tolist()
         return dict(zip(self.schema.gradient_columns, row, strict=True))
 
+    def rows(self, family: ColumnFamily) -> dict[int, dict[str, dict[str, float]]]:
+        """The observed columns of a family, by step and by those layers that have any."""
+        found = {}
+        for table, schema in zip(self.layers, self.layer_schemas, strict=True):
+            if family.name in table.families:
+                rows = zip(schema.layers, table.families[family.name].tolist(), strict=True)
+                named = {layer.name: by_name(family.names, row) for layer, row in rows}
+                found[table.sequence] = {name: row for name, row in named.items() if row}
+        return found
+
     def column(self, name: str) -> list[float]:
         index = self.schema.step_columns.index(name)
         return [float(record.values[index]) for record in self.records]
@@ -101,6 +111,22 @@ def read_ring(path: Path, *, one_schema: bool = True) -> RingContents:
         reader.close()
 
 
+def read_rings(directory: Path, ranks: int, *, one_schema: bool = True) -> dict[int, RingContents]:
+    """Read `rank{N}.ring` of each rank."""
+    return {
+        rank: read_ring(directory / f"rank{rank}.ring", one_schema=one_schema)
+        for rank in range(ranks)
+    }
+
+
+def rank_steps(rings: Mapping[int, RingContents], index: int) -> list[RankStep]:
+    """The record at a place of each ring, with its own schema."""
+    return [
+        RankStep(rank=rank, schema=ring.record_schemas[index], record=ring.records[index])
+        for rank, ring in rings.items()
+    ]
+
+
 def merge_rings(rings: Mapping[int, RingContents], *, nodes: int = 1) -> list[MergedStep]:
     """Merge the records of all ranks, as if they came from so many nodes."""
     return _merged(rings, AssumedShares(), nodes)
@@ -111,10 +137,7 @@ def _merged(
 ) -> list[MergedStep]:
     merged = []
     for index in range(len(rings[0].records)):
-        steps = [
-            RankStep(rank=rank, schema=ring.record_schemas[index], record=ring.records[index])
-            for rank, ring in rings.items()
-        ]
+        steps = rank_steps(rings, index)
         layers = [
             RankLayers(rank=rank, schema=schema, families=table.families)
             for rank, ring in rings.items()
@@ -132,16 +155,17 @@ def merge_layer_tables(
     sequences: Collection[int] | None = None,
     family: str = GRADIENTS.name,
 ) -> dict[int, MergedLayers]:
-    """Merge the layer tables of the steps that all ranks looked at, by sequence.
+    """Merge a family's layer tables of the steps that all ranks looked at, by sequence.
 
     Of sharded gradients trouble may show on some ranks alone, which then look by themselves.
     """
     found: dict[int, list[RankLayers]] = {}
     for rank, ring in rings.items():
         for table, schema in zip(ring.layers, ring.layer_schemas, strict=True):
-            found.setdefault(table.sequence, []).append(
-                RankLayers(rank=rank, schema=schema, families=table.families)
-            )
+            if family in table.families:
+                found.setdefault(table.sequence, []).append(
+                    RankLayers(rank=rank, schema=schema, families=table.families)
+                )
     assumed, names = _judged(rings), LayerNames()
     return {
         sequence: merge_node_layers(

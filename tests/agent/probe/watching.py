@@ -12,10 +12,13 @@ from tests.agent.probe.rings import make_identity
 
 
 @contextmanager
-def watched(directory: Path, rank: int, world_size: int, **settings: Any) -> Iterator[Probe]:
-    """Watch this rank; layers are looked at on every second step."""
-    writer = RingWriter.create(directory / f"rank{rank}.ring", make_identity(rank, world_size))
-    probe = Probe(lambda: writer, Settings(layer_interval=2, **settings))
+def watched(
+    directory: Path, rank: int, world_size: int, *, layer_capacity: int = 4, **settings: Any
+) -> Iterator[Probe]:
+    """Watch this rank; unless told otherwise, look at layers on every second step."""
+    path = directory / f"rank{rank}.ring"
+    writer = RingWriter.create(path, make_identity(rank, world_size), layer_capacity=layer_capacity)
+    probe = Probe(lambda: writer, Settings(**{"layer_interval": 2, **settings}))
     probe.attach()
     try:
         yield probe

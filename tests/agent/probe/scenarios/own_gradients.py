@@ -5,10 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records.columns import by_name
-from tests.agent.node.nodes import merge_nodes
-from tests.agent.probe.rings import read_ring
+from tests.agent.probe.rings import merge_rings, read_rings
 
 
 def assert_equal_to_references(directory: Path, ranks: int, steps: int) -> None:
@@ -16,8 +14,7 @@ def assert_equal_to_references(directory: Path, ranks: int, steps: int) -> None:
 
     The first optimizer is known once it has stepped.
     """
-    for rank in range(ranks):
-        ring = read_ring(directory / f"rank{rank}.ring")
+    for rank, ring in read_rings(directory, ranks).items():
         expected = np.load(directory / f"expected{rank}.npy")
         records = {record.sequence: record for record in ring.records}
         for step in range(2, steps + 1):
@@ -35,16 +32,10 @@ def assert_rank_1_is_named(
     poisoned_step: at which the backward of rank 1 made NaN, while its loss was finite; None for
     no step.
     """
-    rings = [read_ring(directory / f"rank{rank}.ring") for rank in range(ranks)]
-    for number in range(1, steps):
-        all_ranks = [
-            RankStep(rank, own.schema, own.records[number]) for rank, own in enumerate(rings)
-        ]
-        half = ranks // 2
-        merged = merge_nodes(
-            [all_ranks] if nodes == 1 else [all_ranks[:half], all_ranks[half:]], ranks
-        )
-        poisoned = number + 1 == poisoned_step
+    all_steps = merge_rings(read_rings(directory, ranks), nodes=nodes)
+    assert len(all_steps) == steps
+    for merged in all_steps[1:]:
+        poisoned = merged.sequence == poisoned_step
         assert merged.nonfinite_gradient_ranks == ((1,) if poisoned else ())
         assert merged.nonfinite_loss_ranks == ()
         assert (merged.gradient_nonfinite_elements > 0) == poisoned

@@ -10,19 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records.columns import by_name
-from tests.agent.node.nodes import merge_nodes
 from tests.agent.probe.ranks import run_ranks
-from tests.agent.probe.rings import read_ring
+from tests.agent.probe.rings import merge_rings, read_rings
 from tests.agent.probe.watching import watched
-from tests.gloo import end_process_group
+from tests.gloo import process_group
 
 pytestmark = pytest.mark.slow
 
@@ -63,24 +60,23 @@ class _NanInBackward(torch.autograd.Function):
 
 
 def train(rank: int, directory: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=RANKS
-    )
-    for case in CASES:
-        weights = {}
-        for value in ("after_trouble", False):
-            place = directory / case.name / str(value)
-            place.mkdir(parents=True, exist_ok=True)
-            settings: dict[str, Any] = {"measure_local_gradients": value, "overhead_budget": 1.0}
-            if not case.scaler:
-                settings["guard"] = GUARD
-            with watched(place, rank, RANKS, **settings):
-                weights[value], hooked = _weights_after_training(rank, case)
-            assert hooked == (case.measured if value else [])
-        for own, other in zip(*weights.values(), strict=True):
-            np.testing.assert_array_equal(own.numpy(), other.numpy())
-    end_process_group()
+    with process_group(directory, rank, RANKS):
+        for case in CASES:
+            weights = {}
+            for value in ("after_trouble", False):
+                settings: dict[str, Any] = {} if case.scaler else {"guard": GUARD}
+                with watched(
+                    directory / case.name / str(value),
+                    rank,
+                    RANKS,
+                    measure_local_gradients=value,
+                    overhead_budget=1.0,
+                    **settings,
+                ):
+                    weights[value], hooked = _weights_after_training(rank, case)
+                assert hooked == (case.measured if value else [])
+            for own, other in zip(*weights.values(), strict=True):
+                np.testing.assert_array_equal(own.numpy(), other.numpy())
 
 
 def _weights_after_training(rank: int, case: Case) -> tuple[list[torch.Tensor], list[int]]:
@@ -127,17 +123,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_rank_is_named_on_all_steps_of_the_stretch_and_on_no_others(case, directory):
     place = directory / case.name / "after_trouble"
-    rings = [read_ring(place / f"rank{rank}.ring") for rank in range(RANKS)]
-    for ring in rings:
+    rings = read_rings(place, RANKS)
+    for ring in rings.values():
         measured = [
             record.sequence
             for record in ring.records
             if "local_grad_norm" in by_name(ring.schema.step_columns, record.values)
         ]
         assert measured == case.measured
-    named = {}
-    for pair in zip(*(ring.records for ring in rings), strict=True):
-        steps = [RankStep(rank, rings[rank].schema, own) for rank, own in enumerate(pair)]
-        merged = merge_nodes([steps], RANKS)
-        named[merged.sequence] = merged.nonfinite_gradient_ranks
+    named = {step.sequence: step.nonfinite_gradient_ranks for step in merge_rings(rings)}
     assert named == {step: (1,) if step in WINDOW else () for step in range(1, case.steps + 1)}

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -24,7 +23,7 @@ from tests.agent.probe.scenarios.own_gradients import (
     assert_rank_1_is_named,
 )
 from tests.agent.probe.watching import watched
-from tests.gloo import end_process_group
+from tests.gloo import process_group
 
 pytestmark = pytest.mark.slow
 
@@ -92,13 +91,9 @@ class Model(nn.Module):
 
 
 def train(rank: int, directory: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=RANKS
-    )
-    for case in CASES:
-        _train_case(rank, case, directory / case.name)
-    end_process_group()
+    with process_group(directory, rank, RANKS):
+        for case in CASES:
+            _train_case(rank, case, directory / case.name)
 
 
 def _train_case(rank: int, case: Case, directory: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -29,7 +28,7 @@ from tests.agent.probe.scenarios.own_gradients import (
     assert_rank_1_is_named,
 )
 from tests.agent.probe.watching import watched
-from tests.gloo import end_process_group
+from tests.gloo import process_group
 
 pytestmark = pytest.mark.slow
 
@@ -115,14 +114,10 @@ class Model(nn.Module):
 
 
 def train(rank: int, ranks: int, directory: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{directory}/store{ranks}", rank=rank, world_size=ranks
-    )
-    for case in CASES:
-        if case.ranks == ranks:
-            _train_case(rank, case, directory / case.name)
-    end_process_group()
+    with process_group(directory, rank, ranks):
+        for case in CASES:
+            if case.ranks == ranks:
+                _train_case(rank, case, directory / case.name)
 
 
 def _train_case(rank: int, case: Case, directory: Path) -> None:

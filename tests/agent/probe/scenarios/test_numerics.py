@@ -12,10 +12,9 @@ from tests.agent.gradient_reference import reference_union
 from tests.agent.probe.fully_shard import skipped_where_it_fails, strategies
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import (
-    RingContents,
     merge_layer_tables,
     merge_rings,
-    read_ring,
+    read_rings,
     rows_by_name,
 )
 from tests.agent.probe.scenarios import job
@@ -48,10 +47,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return train
 
 
-def _rings(directory: Path, world_size: int) -> dict[int, RingContents]:
-    return {rank: read_ring(directory / f"rank{rank}.ring") for rank in range(world_size)}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "variant"),
@@ -68,7 +63,7 @@ class TestEveryWayOfTraining:
         directory, world_size = trained(name) / variant.name, JOBS[name][1]
         reference = np.load(directory / "reference0.npz")
 
-        merged = merge_rings(_rings(directory, world_size))
+        merged = merge_rings(read_rings(directory, world_size))
 
         assert len(merged) == variant.steps
         for step, rows_LC in zip(merged, reference["rows"], strict=True):
@@ -80,7 +75,7 @@ class TestEveryWayOfTraining:
         directory, world_size = trained(name) / variant.name, JOBS[name][1]
         reference = np.load(directory / "reference0.npz")
 
-        merged = merge_layer_tables(_rings(directory, world_size))
+        merged = merge_layer_tables(read_rings(directory, world_size))
 
         assert {2, 4} <= set(merged)
         for sequence, layers in merged.items():
@@ -91,7 +86,7 @@ class TestEveryWayOfTraining:
 
     def test_each_rank_tells_its_own_loss(self, trained, name, variant):
         directory, world_size = trained(name) / variant.name, JOBS[name][1]
-        for rank, ring in _rings(directory, world_size).items():
+        for rank, ring in read_rings(directory, world_size).items():
             losses = np.load(directory / f"reference{rank}.npz")["losses"]
             finite = np.isfinite(losses)
             assert ring.column("loss_nonfinite") == list(map(float, ~finite))
@@ -101,7 +96,7 @@ class TestEveryWayOfTraining:
 
     def test_skipped_steps_and_loss_scales_are_recognised(self, trained, name, variant):
         directory, world_size = trained(name) / variant.name, JOBS[name][1]
-        for rank, ring in _rings(directory, world_size).items():
+        for rank, ring in read_rings(directory, world_size).items():
             reference = np.load(directory / f"reference{rank}.npz")
             if variant.scale:
                 assert ring.column("skipped") == list(map(float, reference["skipped"]))
@@ -112,7 +107,7 @@ class TestEveryWayOfTraining:
 
     def test_clipping_is_reported_beside_the_values_before_it(self, trained, name, variant):
         directory, world_size = trained(name) / variant.name, JOBS[name][1]
-        for step in merge_rings(_rings(directory, world_size)):
+        for step in merge_rings(read_rings(directory, world_size)):
             if not variant.clip_norm:
                 assert step.get("clip_norm") is None
                 continue
@@ -125,7 +120,7 @@ class TestEveryWayOfTraining:
 
     def test_facts_name_the_way_of_training(self, trained, name, variant):
         strategy, world_size = JOBS[name]
-        ring = _rings(trained(name) / variant.name, world_size)[0]
+        ring = read_rings(trained(name) / variant.name, world_size)[0]
         assert ring.schema.fact("strategy") == {"single": "none"}.get(strategy, strategy)
         short = {"": "fp32", "bfloat16": "bf16", "float16": "fp16"}[variant.autocast]
         assert ring.schema.fact("precision") == short
@@ -139,7 +134,7 @@ class TestEveryWayOfTraining:
         self, trained, name, variant
     ):
         strategy, world_size = JOBS[name]
-        for ring in _rings(trained(name) / variant.name, world_size).values():
+        for ring in read_rings(trained(name) / variant.name, world_size).values():
             compute, step = ring.column("compute_seconds"), ring.column("step_seconds")
             if strategy == "fsdp2":
                 assert np.isnan(compute).all()
@@ -149,7 +144,7 @@ class TestEveryWayOfTraining:
                 )
 
     def test_the_parts_of_a_step_are_all_seen_and_add_up_to_it(self, trained, name, variant):
-        for ring in _rings(trained(name) / variant.name, JOBS[name][1]).values():
+        for ring in read_rings(trained(name) / variant.name, JOBS[name][1]).values():
             for index in range(1, len(ring.records)):
                 values = ring.values(index)
                 parts = [values[f"{part}_seconds"] for part in STEP_PARTS]
@@ -168,7 +163,7 @@ class TestPoisonOnOneRankOfFour:
     @pytest.mark.parametrize("name", strategies(["ddp4", "fsdp2x4"]))
     @pytest.mark.parametrize("variant", ["input_nan", "input_inf", "input_nan_fp16"])
     def test_in_its_input_names_the_rank_and_counts_elements(self, trained, name, variant):
-        merged = merge_rings(_rings(trained(name) / variant, 4))[POISONED_STEP - 1]
+        merged = merge_rings(read_rings(trained(name) / variant, 4))[POISONED_STEP - 1]
         assert merged.nonfinite_loss_ranks == (3,)
         assert merged.gradient_nonfinite_elements > 0
         assert all(
@@ -178,16 +173,16 @@ class TestPoisonOnOneRankOfFour:
 
     @pytest.mark.parametrize("name", strategies(["ddp4", "fsdp2x4"]))
     def test_born_in_backward_names_no_rank(self, trained, name):
-        merged = merge_rings(_rings(trained(name) / "backward_nan", 4))[POISONED_STEP - 1]
+        merged = merge_rings(read_rings(trained(name) / "backward_nan", 4))[POISONED_STEP - 1]
         assert merged.nonfinite_loss_ranks == ()
         assert merged.gradient_nonfinite_elements > 0
         assert not merged.skipped
 
     def test_born_in_backward_is_nearest_to_where_it_arose(self, trained):
-        layers = merge_layer_tables(_rings(trained("ddp4") / "backward_nan", 4))[POISONED_STEP]
+        layers = merge_layer_tables(read_rings(trained("ddp4") / "backward_nan", 4))[POISONED_STEP]
         assert layers.nonfinite_nearest_output() == "body.2.bias"
 
     def test_loss_of_the_others_is_their_own(self, trained):
-        rings = _rings(trained("ddp4") / "input_nan", 4)
+        rings = read_rings(trained("ddp4") / "input_nan", 4)
         flags = [ring.column("loss_nonfinite")[POISONED_STEP - 1] for ring in rings.values()]
         assert flags == [0.0, 0.0, 0.0, 1.0]

@@ -1,21 +1,21 @@
 """Torch's pipeline schedules: loss and norm against the whole model in one process."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.agent.probe.ranks import run_ranks
-from tests.agent.probe.rings import merge_rings, read_ring
+from tests.agent.probe.rings import merge_rings, read_rings
 from tests.agent.probe.small_model import gradient_of
 from tests.agent.probe.watching import watched
-from tests.gloo import end_process_group
+from tests.gloo import process_group
 
 pytestmark = pytest.mark.slow
 
@@ -41,19 +41,46 @@ def batch_of(step: int, replica: int) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, target
 
 
-def train(
-    rank: int, directory: Path, name: str, scale_grads: bool, replicas: int, scaled: bool
-) -> None:
-    ranks = 2 * replicas
-    dist.init_process_group(
-        "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=ranks
-    )
-    mesh = init_device_mesh("cpu", (replicas, 2), mesh_dim_names=("data", "pipeline"))
+@dataclass(frozen=True)
+class Case:
+    schedule: str
+    scale_grads: bool = True
+    replicas: int = 1
+    scaled: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.schedule}-{self.scale_grads}-{self.replicas}-{self.scaled}"
+
+    @property
+    def ranks(self) -> int:
+        return 2 * self.replicas
+
+
+CASES = [
+    *(Case(name) for name in STAGES),
+    Case("Schedule1F1B", scale_grads=False),
+    Case("Schedule1F1B", scaled=True),
+    Case("ScheduleInterleavedZeroBubble", scale_grads=False),
+    Case("Schedule1F1B", replicas=2),
+]
+
+
+def train(rank: int, ranks: int, directory: Path) -> None:
+    """Train the cases of so many ranks; called on each."""
+    with process_group(directory, rank, ranks):
+        for case in CASES:
+            if case.ranks == ranks:
+                _train_case(rank, case, directory / case.name)
+
+
+def _train_case(rank: int, case: Case, directory: Path) -> None:
+    mesh = init_device_mesh("cpu", (case.replicas, 2), mesh_dim_names=("data", "pipeline"))
     place, replica = mesh["pipeline"].get_local_rank(), mesh["data"].get_local_rank()
-    count = 2 * STAGES[name]
-    held = [place, count - 1 - place] if "ZBV" in name else list(range(place, count, 2))
+    count = 2 * STAGES[case.schedule]
+    held = [place, count - 1 - place] if "ZBV" in case.schedule else list(range(place, count, 2))
     modules: list[nn.Module] = [make_stages(count)[index] for index in held]
-    if replicas > 1:
+    if case.replicas > 1:
         group = mesh["data"].get_group()
         modules = [DistributedDataParallel(each, process_group=group) for each in modules]
     group = mesh["pipeline"].get_group()
@@ -65,25 +92,24 @@ def train(
 
     def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         loss = nn.functional.mse_loss(output, target)
-        return scaler.scale(loss) if scaled else loss
+        return scaler.scale(loss) if case.scaled else loss
 
-    with watched(directory, rank, ranks):
-        schedule: Any = getattr(schedules, name)(
+    with watched(directory, rank, case.ranks):
+        schedule: Any = getattr(schedules, case.schedule)(
             stages[0] if len(stages) == 1 else stages,
             MICRO_BATCHES,
             loss_fn=loss_of,
-            scale_grads=scale_grads,
+            scale_grads=case.scale_grads,
         )
         optimizer = torch.optim.SGD([p for each in modules for p in each.parameters()], lr=0.1)
         for step in range(STEPS):
             optimizer.zero_grad()
             inputs, target = batch_of(step, replica)
             schedule.step(*([inputs] if 0 in held else []), target=target)
-            if scaled:
+            if case.scaled:
                 for parameter in (p for each in modules for p in each.parameters()):
                     gradient_of(parameter).div_(2.0**10)  # the first stage has scaled nothing
             optimizer.step()
-    end_process_group()
 
 
 def reference(scale_grads: bool, replicas: int, count: int) -> list[tuple[float, float]]:
@@ -106,23 +132,22 @@ def reference(scale_grads: bool, replicas: int, count: int) -> list[tuple[float,
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "scale_grads", "replicas", "scaled"),
-    [
-        *((name, True, 1, False) for name in STAGES),
-        ("Schedule1F1B", False, 1, False),
-        ("Schedule1F1B", True, 1, True),
-        ("ScheduleInterleavedZeroBubble", False, 1, False),
-        ("Schedule1F1B", True, 2, False),
-    ],
-)
-def test_loss_and_norm_are_those_of_the_whole_model(tmp_path, name, scale_grads, replicas, scaled):
-    run_ranks(train, tmp_path, name, scale_grads, replicas, scaled, ranks=2 * replicas)
-    rings = {rank: read_ring(tmp_path / f"rank{rank}.ring") for rank in range(2 * replicas)}
-    merged = merge_rings(rings)
-    seen = [(step.get("loss"), (step.get("sum_squares") or 0.0) ** 0.5) for step in merged]
-    expected = reference(scale_grads, replicas, 2 * STAGES[name])
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("stages")
+    for ranks in (2, 4):
+        run_ranks(train, ranks, directory, ranks=ranks)
+    return directory
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_loss_and_norm_are_those_of_the_whole_model(directory, case):
+    rings = read_rings(directory / case.name, case.ranks)
+    seen = [
+        (step.get("loss"), (step.get("sum_squares") or 0.0) ** 0.5) for step in merge_rings(rings)
+    ]
+    expected = reference(case.scale_grads, case.replicas, 2 * STAGES[case.schedule])
     assert [loss for loss, _ in seen] == pytest.approx([loss for loss, _ in expected], rel=1e-5)
-    if not scaled:
+    if not case.scaled:
         assert [norm for _, norm in seen] == pytest.approx([norm for _, norm in expected], rel=1e-5)
     assert all(ring.state.unsupported == () for ring in rings.values())

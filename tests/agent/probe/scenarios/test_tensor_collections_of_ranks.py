@@ -1,4 +1,4 @@
-"""Collections of two ranks under torchrun, by DDP and by FSDP2, as a node agent exports them."""
+"""What a script names on two ranks under torchrun, by DDP and by FSDP2, as an agent exports it."""
 
 import os
 import subprocess
@@ -45,6 +45,7 @@ scaler = torch.amp.GradScaler("cpu", init_scale=LOSS_SCALE)
 mp_agent.collection("attn or head", include=["attn", "^head"])
 mp_agent.collection("gates", include="gate")
 for step in (1, 2, 3):
+    mp_agent.watch_tensor("inputs", batch_of(rank))
     scaler.scale(loss_of(model, batch_of(rank))).backward()
     scaler.step(optimizer)
     scaler.update()
@@ -113,6 +114,8 @@ def test_a_collection_is_of_all_ranks_elements_each_counted_once(split, tmp_path
         run.close()
 
     assert values["steps_total"] == 3
+    inputs = torch.cat([batch_of(rank) for rank in range(RANKS)])
+    assert values["tensor_abs_max{inputs}"] == float(inputs.abs().max())
     own = gradients()
     members = {
         "attention": [own[name] for name in own if "attn" in name],
