@@ -41,8 +41,8 @@ class Watch:
         )
         self.probe.attach(optimizer=optimizer)
 
-    def read(self) -> RingContents:
-        return read_ring(self.writer.path)
+    def read(self, *, one_schema: bool = True) -> RingContents:
+        return read_ring(self.writer.path, one_schema=one_schema)
 
     def state(self) -> RankState:
         """The ring's live part, which is there before any schema."""

@@ -1,8 +1,9 @@
-"""Attention and output logits are measured in the first forward pass of sampled steps."""
+"""The rows of attention and output logits; what holds for every family is in `test_families`."""
 
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -13,9 +14,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from mp_agent.probe.instruments.attention import COMPILED, NO_ATTENTION, NO_LOSS
+from mp_agent.probe.instruments.attention import NO_ATTENTION, NO_LOSS
 from mp_agent.records.columns import ATTENTION, LOGITS
-from tests.agent.probe.rings import RingContents, read_ring
+from tests.agent.probe.scenarios import training
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
@@ -81,43 +82,17 @@ class Whole(nn.Module):
         return float((query @ key.mT / sqrt(4)).max())
 
 
-def train(
-    model: nn.Module,
-    steps: int,
-    *,
-    loss: Callable[..., torch.Tensor] = lambda *args: F.cross_entropy(*args),
-    between: Callable[[int], None] = lambda step: None,
-) -> list[torch.Tensor]:
-    """Train, and return the inputs of each step."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    inputs = []
-    for step in range(1, steps + 1):
-        inputs.append(torch.randn(2, 6, 8))
-        logits = model(inputs[-1])
-        loss(logits.flatten(0, 1), torch.arange(12) % 5).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        between(step)
-    return inputs
+def loss_of_logits(logits: torch.Tensor) -> torch.Tensor:
+    flat = logits.flatten(0, 1)
+    return F.cross_entropy(flat, torch.arange(len(flat)) % 5)
 
 
-def contents(watched: Any) -> RingContents:
-    """What is in the ring; the modules that compute attention make a schema of their own."""
-    return read_ring(watched.writer.path, one_schema=False)
-
-
-def rows(ring: RingContents, family: Any) -> dict[int, dict[str, dict[str, float]]]:
-    """The rows of a family by step, layer and column."""
-    found: dict[int, dict[str, dict[str, float]]] = {}
-    for table, schema in zip(ring.layers, ring.layer_schemas, strict=True):
-        if family.name in table.families:
-            values = zip(schema.layers, table.families[family.name].tolist(), strict=True)
-            found[table.sequence] = {
-                layer.name: dict(zip(family.names, row, strict=True))
-                for layer, row in values
-                if row[0] == row[0]
-            }
-    return found
+train = partial(
+    training.train,
+    inputs_of=lambda step: torch.randn(2, 6, 8),
+    loss_of=loss_of_logits,
+    lr=0.1,
+)
 
 
 def are_restored() -> bool:
@@ -127,8 +102,12 @@ def are_restored() -> bool:
     return kept and all(a is b for a, b in zip(mine, theirs, strict=True))
 
 
+def by_module() -> Attend:
+    return F.scaled_dot_product_attention
+
+
 WAYS: dict[str, Callable[[], Any]] = {
-    "by module": lambda: Attention(lambda: F.scaled_dot_product_attention),
+    "by module": lambda: Attention(by_module),
     "imported by name": lambda: Attention(lambda: scaled_dot_product_attention),
     "imported under another name": lambda: Attention(lambda: sdpa),
     "nn.MultiheadAttention": lambda: Whole(need_weights=False),
@@ -144,7 +123,7 @@ def test_the_largest_attention_logit_is_that_of_float64(way, watch):
     copies: list[Any] = []
     inputs = train(model, 3, between=lambda step: copies.append(copy.deepcopy(model.attention)))
 
-    (row,) = rows(contents(watched), ATTENTION)[2].values()
+    (row,) = watched.read(one_schema=False).rows(ATTENTION)[2].values()
     with torch.no_grad():
         expected = copies[0].largest(inputs[1])  # as the first step left the weights
     assert row["logit_max"] == pytest.approx(expected, rel=1e-5)
@@ -159,7 +138,10 @@ def test_a_layer_is_the_innermost_module_that_calls(watch):
     watched = watch(measure_attention=True)
     train(model, 2)
 
-    assert list(rows(contents(watched), ATTENTION)[2]) == ["attention.0.0.inner", "attention.1"]
+    assert list(watched.read(one_schema=False).rows(ATTENTION)[2]) == [
+        "attention.0.0.inner",
+        "attention.1",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -177,9 +159,10 @@ def test_output_logits_are_those_that_the_loss_is_given(loss, watch):
     kept: list[torch.Tensor] = []
     model.head.register_forward_hook(lambda module, args, out: kept.append(out.detach()))
     watched = watch(measure_attention=True)
-    train(model, 2, loss=loss)
+    target = torch.arange(12) % 5
+    train(model, 2, loss_of=lambda logits: loss(logits.flatten(0, 1), target))
 
-    (row,) = rows(contents(watched), LOGITS)[2].values()
+    (row,) = watched.read(one_schema=False).rows(LOGITS)[2].values()
     logits = kept[1].double().flatten(0, 1)
     sums = logits.exp().sum(1).log()
     assert row["rows"] == 12 and row["nonfinite_rows"] == 0
@@ -189,39 +172,13 @@ def test_output_logits_are_those_that_the_loss_is_given(loss, watch):
     assert row["logsumexp_sum"] == pytest.approx(float(sums.sum()), rel=1e-5)
 
 
-def test_functions_are_replaced_for_one_forward_pass_only(watch):
-    model = Model(WAYS["by module"]())
-    watch(measure_attention=True)
-    replaced = []
-    train(model, 11, between=lambda step: replaced.append(not are_restored()))
-    assert [step for step, each in enumerate(replaced, 1) if each] == [1, 9]
-
-
-def test_detaching_and_not_asking_leave_the_functions_as_they_are(watch):
-    model = Model(WAYS["by module"]())
-    watched = watch()
-    train(model, 2, between=lambda step: check(are_restored()))
-    assert not watched.read().schema.columns(ATTENTION.name)
-    watched.probe.detach()
-
-    watched = watch(measure_attention=True)
-    train(model, 1)
-    assert not are_restored()
-    watched.probe.detach()
-    assert are_restored()
-
-
-def check(condition: bool) -> None:
-    assert condition
-
-
 def test_what_is_not_called_is_reported(watch):
     model = Model(nn.Identity())
     watched = watch(measure_attention=True)
-    train(model, 2, loss=lambda logits, target: logits.square().mean())
+    train(model, 2, loss_of=training.mean_of_squares)
 
     assert {NO_ATTENTION, NO_LOSS} <= set(watched.state().unsupported)
-    (row,) = rows(contents(watched), LOGITS)[2].values()
+    (row,) = watched.read(one_schema=False).rows(LOGITS)[2].values()
     assert row["rows"] == 0.0
 
 
@@ -238,10 +195,10 @@ def test_evaluation_other_models_and_losses_without_gradient_are_left_out(watch)
         model.train()
 
     train(model, 2, between=between)
-    found = contents(watched)
-    (row,) = rows(found, ATTENTION)[2].values()
+    found = watched.read(one_schema=False)
+    (row,) = found.rows(ATTENTION)[2].values()
     assert row["logit_max"] < 1e3
-    (row,) = rows(found, LOGITS)[2].values()
+    (row,) = found.rows(LOGITS)[2].values()
     assert row["rows"] == 12 and row["logit_max"] < 1e3
 
 
@@ -261,19 +218,6 @@ def test_an_odd_call_raises_its_own_error_and_no_other(watch):
     assert F.cross_entropy.__name__ == "cross_entropy"
     train(model, 1)
     assert are_restored()
-
-
-def test_training_is_the_same_to_the_bit(watch):
-    def trained() -> list[torch.Tensor]:
-        torch.manual_seed(1)
-        model = Model(nn.Sequential(Whole(True), Whole(False), WAYS["by module"]()))
-        train(model, 3)
-        return [parameter.detach() for parameter in model.parameters()]
-
-    without = trained()
-    watch(measure_attention=True)
-    for before, after in zip(without, trained(), strict=True):
-        assert torch.equal(before, after)
 
 
 def test_a_frozen_encoder_keeps_its_fast_path(watch):
@@ -308,35 +252,4 @@ def test_an_encoder_that_trains_is_measured(watch):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     watched = watch(measure_attention=True)
     train(Model(layer), 2)
-    assert list(rows(contents(watched), ATTENTION)[2]) == ["attention.self_attn"]
-
-
-def test_compiled_programs_are_reported_and_compile_alike(watch):
-    dynamo = pytest.importorskip("torch._dynamo")
-    testing = pytest.importorskip("torch._dynamo.testing")
-
-    def count(kind: str) -> int:
-        dynamo.reset()
-        dynamo.utils.counters.clear()
-        graphs = testing.CompileCounter()
-        model = Model(WAYS["by module"]())
-        if kind == "model":
-            optimized: Any = torch.compile(model, backend=graphs)
-            train(optimized, 3)
-        else:
-            optimizer = torch.optim.SGD(model.parameters())
-            target = torch.arange(12) % 5
-            forward = torch.compile(
-                lambda inputs: F.cross_entropy(model(inputs).flatten(0, 1), target), backend=graphs
-            )
-            for _ in range(3):
-                forward(torch.randn(2, 6, 8)).backward()
-                optimizer.step()
-        dynamo.reset()
-        return int(graphs.frame_count)
-
-    without = [count("model"), count("function")]
-    watched = watch(measure_attention=True)
-    assert [count("model"), count("function")] == without
-    assert COMPILED in watched.state().unsupported
-    dynamo.utils.counters.clear()
+    assert list(watched.read(one_schema=False).rows(ATTENTION)[2]) == ["attention.self_attn"]

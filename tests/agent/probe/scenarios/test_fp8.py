@@ -1,10 +1,8 @@
-"""Operands of linear layers are measured in sampled steps, in one forward and backward pass."""
+"""The rows of FP8 operands; what holds for every family is in `test_families`."""
 
-import copy
-import gc
-import pickle
-import weakref
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from mp_agent.records.columns import FP8
 from tests.agent.probe.instruments.fp8_reference import by_cast
 from tests.agent.probe.instruments.fp8_scaled_layers import E5M2_MAX, ScaledLinear
-from tests.agent.probe.rings import RingContents
+from tests.agent.probe.scenarios import training
 
 SIZE = 16
 
@@ -40,51 +38,12 @@ def inputs_of(step: int) -> torch.Tensor:
     return torch.randn(32, SIZE, generator=generator) * sizes
 
 
-def train(
-    model: nn.Module,
-    steps: int,
-    *,
-    passes: int = 1,
-    between: Callable[[int], None] = lambda step: None,
-) -> None:
-    """Train without changing the weights."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    for step in range(1, steps + 1):
-        for _ in range(passes):
-            model(inputs_of(step)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        between(step)
-
-
-def tables(contents: RingContents) -> dict[int, dict[str, dict[str, float]]]:
-    """The rows by step, layer and column; without what was not observed."""
-    names = [layer.name for layer in contents.schema.layers]
-    found: dict[int, dict[str, dict[str, float]]] = {}
-    for table in contents.layers:
-        if FP8.name not in table.families:
-            continue
-        rows = {
-            name: {column: x for column, x in zip(FP8.names, row, strict=True) if x == x}
-            for name, row in zip(names, table.families[FP8.name].tolist(), strict=True)
-        }
-        found[table.sequence] = {name: row for name, row in rows.items() if row}
-    return found
-
-
-def hooks_on(model: nn.Module) -> int:
-    return sum(len(module._forward_hooks) for module in model.modules())
+train = partial(training.train, inputs_of=inputs_of)
 
 
 def expected(operand: str, tensor: torch.Tensor) -> dict[str, float]:
     _, nonzero, flushed = by_cast(tensor, operand)
     return {f"{operand}_elements": nonzero, f"{operand}_flushed_elements": flushed}
-
-
-def test_nothing_is_measured_unless_asked(watch):
-    watched = watch()
-    train(Model(), 2)
-    assert not watched.read().schema.columns(FP8.name), "they would take room in every record"
 
 
 def test_the_row_of_a_layer_is_that_of_its_operands(watch):
@@ -94,7 +53,7 @@ def test_the_row_of_a_layer_is_that_of_its_operands(watch):
         model.first.weight[0, :4] = 1e-9
     watched = watch(measure_fp8=True)
     train(model, 20)
-    found = tables(watched.read())
+    found = watched.read().rows(FP8)
     assert set(found) == {2, 10, 20}
     for step, rows in found.items():
         gradient = model.outputs[step - 1].grad
@@ -113,34 +72,6 @@ def test_the_row_of_a_layer_is_that_of_its_operands(watch):
         assert rows["last"].items() >= expected("input", middle).items()
 
 
-def test_layers_have_no_hooks_between_samples(watch):
-    model = Model()
-    watch(measure_fp8=True)
-    hooks = []
-    train(model, 12, between=lambda step: hooks.append(hooks_on(model)))
-    assert hooks == [2 if step in (1, 9) else 0 for step in range(1, 13)]
-
-
-def test_of_several_backward_passes_the_first_is_measured(watch):
-    model = Model()
-    watched = watch(measure_fp8=True)
-    train(model, 10, passes=3)
-    assert tables(watched.read())[10]["first"]["tensors"] == 3.0
-
-
-def test_an_evaluation_is_left_out(watch):
-    model = Model()
-    watched = watch(measure_fp8=True)
-
-    def evaluate(step: int) -> None:
-        if step == 9:
-            with watched.probe.phase("evaluation"):
-                model(inputs_of(0))
-
-    train(model, 10, between=evaluate)
-    assert tables(watched.read())[10]["first"]["tensors"] == 3.0
-
-
 def test_elements_that_are_not_finite_are_counted_and_left_out(watch):
     model = Model()
     watched = watch(measure_fp8=True)
@@ -151,7 +82,7 @@ def test_elements_that_are_not_finite_are_counted_and_left_out(watch):
         model(inputs).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    row = tables(watched.read())[10]["first"]
+    row = watched.read().rows(FP8)[10]["first"]
     assert row["nonfinite_elements"] >= 3.0
     assert row.items() >= expected("input", inputs).items()
 
@@ -165,44 +96,12 @@ def test_with_checkpointing_the_gradients_of_outputs_are_seen_where_the_graph_ha
     model = Checkpointed()
     watched = watch(measure_fp8=True)
     train(model, 10)
-    row = tables(watched.read())[10]["first"]
+    row = watched.read().rows(FP8)[10]["first"]
     assert row.items() >= expected("input", inputs_of(10)).items()
     assert row["tensors"] == 3.0
 
 
-def test_a_copy_of_a_hooked_model_works_without_the_probe(watch):
-    model = nn.Sequential(nn.Linear(SIZE, 1))
-    watch(measure_fp8=True)
-    copies: list[nn.Module] = []
-
-    def copy_hooked(step: int) -> None:
-        if step == 9:
-            assert hooks_on(model) == 1
-            copies.extend((copy.deepcopy(model), pickle.loads(pickle.dumps(model))))
-
-    train(model, 10, between=copy_hooked)
-    for copied in copies:
-        assert torch.equal(copied(inputs_of(1)), model(inputs_of(1)))
-
-
-def test_training_is_the_same_to_the_bit(watch):
-    def weights() -> torch.Tensor:
-        torch.manual_seed(3)
-        model = Model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-        for step in range(1, 12):
-            model(inputs_of(step)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        assert model.first.weight.isfinite().all()
-        return model.first.weight.detach()
-
-    plain = weights()
-    watch(measure_fp8=True)
-    assert torch.equal(weights(), plain)
-
-
-def scaled_run(watch: Callable[..., object], passes: int) -> tuple[dict[str, float], ScaledLinear]:
+def scaled_run(watch: Callable[..., Any], passes: int) -> tuple[dict[str, float], ScaledLinear]:
     """A layer whose inputs and gradients grow hundredfold in the sampled step."""
     model = ScaledLinear(SIZE)
     watched = watch(measure_fp8=True)
@@ -214,7 +113,7 @@ def scaled_run(watch: Callable[..., object], passes: int) -> tuple[dict[str, flo
             model.leave_autocast()
         optimizer.step()
         optimizer.zero_grad()
-    return tables(watched.read())[10]["ScaledLinear"], model  # type: ignore[attr-defined]
+    return watched.read().rows(FP8)[10]["ScaledLinear"], model
 
 
 def test_amax_beyond_the_scale_of_earlier_steps_is_saturated(watch):
@@ -232,14 +131,3 @@ def test_amax_beyond_the_scale_of_earlier_steps_is_saturated(watch):
 def test_gradients_are_not_judged_where_micro_batches_follow(watch):
     row, _ = scaled_run(watch, passes=2)
     assert (row["scaled_tensors"], row["saturated_tensors"]) == (2.0, 1.0)
-
-
-def test_a_model_that_is_gone_is_not_kept(watch):
-    model = nn.Sequential(nn.Linear(SIZE, 1))
-    reference = weakref.ref(model[0])
-    watch(measure_fp8=True)
-    train(model, 9)  # the next step would be sampled
-    assert hooks_on(model) == 1
-    del model
-    gc.collect()
-    assert reference() is None

@@ -3,7 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
-from math import inf, isnan, nan
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -16,7 +16,6 @@ from mp_agent.probe.instruments.activation_modules import COMPILED
 from mp_agent.records.columns import ACTIVATIONS
 from mp_agent.records.views import LayerView
 from tests.agent.probe.rings import RingContents
-from tests.agent.probe.scenarios.test_activations import tables
 
 
 class Bad(torch.autograd.Function):
@@ -53,11 +52,11 @@ def place_in(contents: RingContents, sequence: int = 2) -> tuple[str, str] | Non
     views = [
         LayerView(
             name=name,
-            values={column: value for column, value in row.items() if not isnan(value)},
+            values=row,
             judged=True,
             family=ACTIVATIONS.name,
         )
-        for name, row in tables(contents)[sequence].items()
+        for name, row in contents.rows(ACTIVATIONS)[sequence].items()
     ]
     found = first_nonfinite_gradient(sequence, views)
     return None if found is None else (found.layer, found.place)
