@@ -307,7 +307,8 @@ class AbstractInterpreter(DefinitionEvaluator):
         if key not in known:
             known[key] = ("",)
             forward = self.method(klass, "forward")
-            if forward is not None and ACTIVATIONS.search(klass.module.source.text):
+            text = klass.module.source.text
+            if forward is not None and any(word in text for word in ACTIVATIONS):
                 other = AbstractInterpreter(self.project, Trace(klass.module, key), set())
                 returned = other.run(forward, klass)
                 several = returned.kind is ValueKind.SEQUENCE and not returned.maybe

@@ -15,7 +15,7 @@ from mp_agent.lint.source import SourceText, UnreadableSource, read_source
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 FOLLOWED = re.compile(
-    r"\.backward\(|autocast|unscale_|clip_grad|[Ss]caler|optim\w*\.step\(|\w_cross_entropy|BCELoss"
+    r"\.backward\(|autocast|unscale_|clip_grad|[Ss]caler|\w_cross_entropy|BCELoss"
     r"|_loss\(|\bcross_entropy|\.half\(|bfloat16|float16|\bhalf\b|zero_grad|\.grad\b|opt\w*\.step\("
     r"|\.eval\(\)|\.train\(\)|DataLoader\(|DataParallel\(|optim\.\w+\(|torch\.load\(|no_sync"
 )
@@ -26,7 +26,7 @@ RELEVANT = re.compile(
     r"|optim\.\w+\(|_with_logits|BCEWithLogitsLoss|nll_loss|NLLLoss|torch\.save\("
 )
 """A function, or a file, without any of these cannot break a rule."""
-ACTIVATIONS = re.compile(r"softmax|sigmoid", re.IGNORECASE)
+ACTIVATIONS = ("oftmax", "igmoid")
 """A module without any of these has no model that ends in one."""
 _CALLED = re.compile(r"(\w+)\(")
 _CALLS_DEEP = 2

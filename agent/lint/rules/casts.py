@@ -13,8 +13,6 @@ _FREEZING = ("<model>.eval", "<model>.requires_grad_")
 
 
 def _find_cast_model(trace: Trace) -> Iterator[Problem]:
-    if _has_masters(trace):
-        return
     trained = _trained(trace)
     for operation in trace.operations:
         role, _, method = operation.target.partition(".")
@@ -24,7 +22,7 @@ def _find_cast_model(trace: Trace) -> Iterator[Problem]:
         if model.key not in trained:
             continue
         dtypes = cast_dtypes(operation.receiver, method, operation.arguments, operation.keywords)
-        if dtypes and dtypes <= SIXTEEN_BITS:
+        if dtypes and dtypes <= SIXTEEN_BITS and not _has_masters(trace):
             yield Problem(
                 operation.place,
                 f"`{text_of(operation)}` makes the weights that are trained "
