@@ -1,7 +1,8 @@
-"""Check the prose of documents, docstrings and messages against a list of phrases to avoid.
+"""Check documents, docstrings, messages and identifiers against a list of phrases to avoid.
 
 `python -m tools.prose` prints each use as `file:line: "phrase": write …` and returns 1 if there is
-any. Inline code, code blocks and identifiers are not prose. The list is tools/prose.toml.
+any. Inline code and code blocks are not prose; an identifier is, word by word, where it is defined.
+The list is tools/prose.toml.
 """
 
 import argparse
@@ -23,6 +24,7 @@ _FENCE = re.compile(r"^ *```")
 _CODE = re.compile(r"`[^`\n]*`|\]\([^)]*\)|<[^>\n]*>|https?://\S+")
 _WORDS = 3
 """A string literal with fewer words is a name or a key rather than a message."""
+_WORD_BOUNDARY = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +69,9 @@ def read_configuration(path: Path = RULES) -> Configuration:
 def findings(configuration: Configuration, root: Path = ROOT) -> Iterator[Finding]:
     """Yield every use of a phrase below `root`, file by file."""
     excluded = _matching(root, configuration.files.get("except", ()))
-    for readers, texts_of in (("markdown", markdown_texts), ("python", python_texts)):
-        for path in sorted(_matching(root, configuration.files[readers]) - excluded):
-            for line, text in texts_of(path.read_text(encoding="utf-8")):
+    for kind, texts_of in (("markdown", _markdown_file), ("python", _python_file)):
+        for path in sorted(_matching(root, configuration.files[kind]) - excluded):
+            for line, text in texts_of(path):
                 for rule, at, phrase in uses(configuration.rules, text):
                     yield Finding(
                         path=path.relative_to(root), line=line + at, phrase=phrase, rule=rule
@@ -111,6 +113,19 @@ def python_texts(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+def python_names(source: str) -> Iterator[tuple[int, str]]:
+    """Yield each name that a module defines, first as it is, then as its words, with line numbers.
+
+    Names are defined as function, class, argument, variable, attribute or alias.
+    """
+    lines: dict[str, int] = {}
+    for node in ast.walk(ast.parse(source)):
+        if name := _defined_name(node):
+            lines.setdefault(name, getattr(node, "lineno", 1))
+    for name, line in lines.items():
+        yield from _name_texts(line, name)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what is found; return 1 if a rule that is not pending is broken."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -125,6 +140,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if count:
         print(f"{count} phrases to replace, see tools/prose.toml", file=sys.stderr)
     return int(count > 0)
+
+
+def _markdown_file(path: Path) -> Iterator[tuple[int, str]]:
+    return markdown_texts(path.read_text(encoding="utf-8"))
+
+
+def _python_file(path: Path) -> Iterator[tuple[int, str]]:
+    source = path.read_text(encoding="utf-8")
+    yield from _name_texts(1, path.stem)
+    yield from python_texts(source)
+    yield from python_names(source)
+
+
+def _defined_name(node: ast.AST) -> str | None:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.ExceptHandler():
+            return node.name
+        case ast.arg():
+            return node.arg
+        case ast.alias():
+            return node.asname
+        case ast.Name(ctx=ast.Store()):
+            return node.id
+        case ast.Attribute(ctx=ast.Store()):
+            return node.attr
+    return None
+
+
+def _name_texts(line: int, name: str) -> Iterator[tuple[int, str]]:
+    words = _WORD_BOUNDARY.sub(" ", name).strip()
+    yield line, name
+    if words not in ("", name):
+        yield line, words
 
 
 def _rule(number: int, entry: Mapping[str, Any]) -> Rule:

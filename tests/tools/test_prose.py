@@ -1,4 +1,4 @@
-"""Phrases to avoid are found where prose stands, and nowhere else."""
+"""Phrases to avoid are found in prose and in names, and nowhere else."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from tools.prose import (
     findings,
     main,
     markdown_texts,
+    python_names,
     python_texts,
     read_configuration,
     uses,
@@ -62,9 +63,56 @@ def test_code_blocks_are_left_out_and_lines_still_count() -> None:
     assert list(markdown_texts(page)) == [(1, "One."), (6, "Two\nthree.")]
 
 
-def test_messages_and_comments_are_prose_but_names_are_not() -> None:
+def test_messages_and_comments_are_prose_but_keys_are_not() -> None:
     source = 'nobody = {"nobody": f"told {1} of two"}  # for nobody\nlog("nobody was there")\n'
     assert [text for _, text in python_texts(source)] == ["nobody was there", "# for nobody"]
+
+
+DEFINITIONS = """\
+import a as nobody_imported
+def nobody_called(nobody_given, *nobody_more, **nobody_named): ...
+async def nobody_awaited(): ...
+class NobodyMade: ...
+NOBODY_SET = used.nobody
+for nobody_looped in used(nobody=1): ...
+with used as (nobody_held, _): ...
+try: ...
+except used as nobody_raised: ...
+self.nobody_kept: int = 1
+[used for nobody_listed in used]
+if nobody_walrus := used: ...
+"""
+
+
+def test_each_definition_of_a_name_is_read_and_its_uses_are_not() -> None:
+    names = [text for _, text in python_names(DEFINITIONS) if " " not in text]
+    assert sorted(names) == sorted(
+        "nobody_imported nobody_called nobody_given nobody_more nobody_named nobody_awaited "
+        "NobodyMade NOBODY_SET nobody_looped nobody_held _ nobody_raised nobody_kept nobody_listed "
+        "nobody_walrus".split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("_make__sure", "make sure"),
+        ("MakeSureHTTPServer2Runs", "Make Sure HTTP Server2 Runs"),
+        ("MAKE_SURE", "MAKE SURE"),
+    ],
+)
+def test_a_name_is_read_as_it_is_and_word_by_word(name: str, words: str) -> None:
+    assert list(python_names(f"\n{name} = 1\n{name} = 2\n")) == [(2, name), (2, words)]
+
+
+def test_names_of_files_and_functions_are_reported(
+    configuration: Configuration, tmp_path: Path
+) -> None:
+    (tmp_path / "make_sure.py").write_text("\ndef remake_sure(nobody): ...\n")
+    assert [str(finding) for finding in findings(configuration, tmp_path)] == [
+        'make_sure.py:1: "make sure": write confirm',
+        'make_sure.py:2: "nobody": write no process',
+    ]
 
 
 @pytest.mark.parametrize(
@@ -91,4 +139,6 @@ def test_every_rule_finds_its_own_phrase() -> None:
     rules = read_configuration().rules
     for phrase in ("as the documents have it", "Make sure", "patience", "is told", "beside it"):
         assert list(uses(rules, phrase)), phrase
+    assert list(uses(rules, "test_" + 76 * "x")), "81 characters"
+    assert not list(uses(rules, "test_" + 75 * "x"))
     assert not list(uses(rules, "the two can be told apart"))
