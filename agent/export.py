@@ -33,7 +33,7 @@ class ExportedNumber(NamedTuple):
     """The trainer's number; of a Prometheus, the last step at the time of the scrape."""
     time_unix_seconds: float
     name: str
-    """Of a flight record `loss`, `grad_norm` or a column; of a Prometheus the metric."""
+    """Name: `loss`, `grad_norm` or a column of a flight record; the metric of a Prometheus."""
     layer: str
     """Empty for numbers of the whole run."""
     labels: str
@@ -193,7 +193,7 @@ FORMATS: Mapping[str, Callable[[Path, Iterable[ExportedNumber]], int]] = {
     "csv": write_csv,
     "tensorboard": write_tensorboard,
 }
-"""By name: writes samples to a path that does not exist yet."""
+"""Writers by name of format: each writes samples to a path that does not exist yet."""
 
 
 @click.command("export")

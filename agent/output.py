@@ -57,7 +57,7 @@ def refuse(command: str, problem: object) -> NoReturn:
 def write_whole(
     path: Path, text: str, *, encoding: str = "utf-8", errors: str = "backslashreplace"
 ) -> None:
-    """Write a file; until it is whole, the one before it stays. A device is written as it stands.
+    """Write a file; until it is whole, the one before it stays. A device is written in place.
 
     Line endings are written as `text` has them. errors: what becomes of characters that the
     encoding does not have, such as the bytes of a file name that is no UTF-8.

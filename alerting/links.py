@@ -33,7 +33,7 @@ def page_file(alert: str) -> str:
 def runbook_url(base: str, alert: str) -> str:
     """Return the address of an alert's runbook: `{alert}` filled in, else its file below `base`.
 
-    The address of the folder in a repository is thus a base as it stands.
+    The address of the folder in a repository can thus be the base.
     """
     if ALERT_MARK in base:
         return base.replace(ALERT_MARK, alert.lower())

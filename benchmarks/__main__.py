@@ -18,7 +18,7 @@ _BENCHMARKS = (
 
 
 def main() -> None:
-    """Run each in a process of its own: torch's thread count is a process's."""
+    """Run each in a separate process: torch's thread count is a process's."""
     for name, *arguments in _BENCHMARKS:
         print(f"\n## {' '.join((name, *arguments))}\n", flush=True)
         subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments], check=True)

@@ -1,6 +1,6 @@
 """The memory of a comparison of precisions, as a multiple of one forward and backward pass.
 
-Each case runs in a process of its own, and what it adds to the resident memory at its peak is
+Each case runs in a separate process, and what it adds to the resident memory at its peak is
 counted: both include the weights, which are made before. The peak of a process never falls, so that
 every temporary tensor is in it.
 
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder whose head has weights of its own."""
+    """A decoder whose head has its own weights."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def _step(model: nn.Module, tokens: Tensor, dtype: str) -> None:
 
 
 def _measured(arguments: argparse.Namespace, dtype: str) -> tuple[int, int]:
-    """Measure in a process of its own."""
+    """Measure in a separate process."""
     sizes = [f"--{name}={getattr(arguments, name)}" for name in ("width", "layers", "tokens")]
     command = [sys.executable, "-m", "benchmarks.compare_memory", *sizes, "--one", dtype]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

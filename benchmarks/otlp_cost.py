@@ -43,7 +43,7 @@ server.serve_forever()
 
 @contextmanager
 def sink() -> Iterator[str]:
-    """Run a receiver that forgets everything, in a process of its own; yield its URL."""
+    """Run a receiver that forgets everything, in a separate process; yield its URL."""
     process = subprocess.Popen([sys.executable, "-c", _SINK], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

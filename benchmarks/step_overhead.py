@@ -37,7 +37,7 @@ LIMIT = f"at most {ADDED_AT_MOST:.1%}"
 BOOTSTRAPS = 2000
 PAIRS_AT_LEAST = 4
 _FIRST_STEPS = 10
-"""In which the probe gets to know what it watches, and measures all layers twice."""
+"""First steps, in which the probe finds what it watches, and measures all layers twice."""
 
 HEADER = ("what", "without", "with", "ratio", "90 % interval")
 

@@ -21,7 +21,7 @@ class Shape:
     vocabulary: int
     batch: int
     length: int
-    """Tokens of each sequence."""
+    """Number of tokens of each sequence."""
     experts: int = 0
     """After each layer of the transformer, of which each token takes `EXPERTS_CHOSEN`."""
 

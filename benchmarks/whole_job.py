@@ -173,7 +173,7 @@ class NodeAgentWatch:
 
 @contextmanager
 def scraped(url: str) -> Iterator[None]:
-    """Have the node agent scraped by a process of its own, as a Prometheus does."""
+    """Have the node agent scraped by its own process, as a Prometheus does."""
     command = [sys.executable, "-S", "-c", _SCRAPER, url, str(_SCRAPE_SECONDS)]
     scraper = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:

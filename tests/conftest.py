@@ -53,7 +53,7 @@ def server() -> Callable[[str], Path]:
     def find(name: str) -> Path:
         found = binaries.find(name)
         if found is None:
-            reason = f"{name} is neither on PATH nor to be had by apt"
+            reason = f"{name} is neither on PATH nor available from apt"
             (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
         return found
 
@@ -91,7 +91,7 @@ def watching(server, tmp_path_factory) -> Iterator[Observatory]:
 
 @pytest.fixture
 def nothing_compiled() -> None:
-    """Forget what other tests compiled in this process: attention is not measured beside it."""
+    """Forget what other tests compiled in this process: attention is not measured next to it."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None:
         dynamo.counters.clear()

@@ -26,6 +26,6 @@ def wait_until(
     while not (value := predicate()):
         if time.monotonic() > deadline:
             name = what or getattr(predicate, "__qualname__", "the predicate")
-            raise AssertionError(f"waited {seconds * BUSY_FACTOR:g} s in vain for {name}")
+            raise AssertionError(f"waited {seconds * BUSY_FACTOR:g} s without success for {name}")
         time.sleep(interval_seconds)
     return value

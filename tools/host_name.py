@@ -25,7 +25,7 @@ def host_name_problem() -> str | None:
     """Return in one line what is wrong and how to fix it; None when the host name is its own.
 
     A resolver may answer any name with an address of another machine, hence the attempt to bind.
-    The look-up runs in a process of its own: a resolver without a network may wait for minutes.
+    The look-up runs in a separate process: a resolver without a network may wait for minutes.
     """
     try:
         subprocess.run(

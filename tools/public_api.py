@@ -73,7 +73,7 @@ def _fields(tree: ast.ClassDef) -> Iterator[Field]:
 
 
 def _literal(statement: ast.stmt | None) -> str:
-    """Return the text of a string literal that stands as a statement."""
+    """Return the text of a string literal that is a statement."""
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
         return ""
     text = statement.value.value

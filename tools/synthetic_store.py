@@ -29,7 +29,7 @@ _LABEL_VALUES: dict[str, Sequence[str]] = {
     "severity": ["warning"],
     "reason": [],
 }
-"""Label values of families with labels of their own; those not named here have the value 1."""
+"""Label values of families with their own labels; those not named here have the value 1."""
 _NAMED = {"missing_rank": 16, "lagging_rank": 16, "dead_layer": 10, "underflowing_layer": 10}
 """How many series there are of an info metric that names what is in trouble."""
 

@@ -2,7 +2,7 @@
 
 Run: python -m tools.truth DIRECTORY [--check]
 
-The directory holds a JSON file per run: `steps`, `loss`, `grad_norm` and the like as arrays, with
+The directory holds a JSON file per run: `steps`, `loss`, `grad_norm` etc. as arrays, with
 `kind`, `label` (healthy, wrong or unclear) and `why`. The series are not part of this repository.
 """
 
@@ -57,7 +57,7 @@ class Judged:
 
     @property
     def lead(self) -> str:
-        """By how many points the first critical alert came before the loss showed it."""
+        """Points by which the first critical alert came before the loss showed it."""
         first = self.first_critical
         if first is None:
             return "-"
@@ -259,8 +259,8 @@ def _explained_rows(run: Judged) -> list[tuple[str, ...]]:
 
 
 def _alerts(result: RunResult) -> str:
-    told = (f"{one.name} ({one.severity}) at {one.value_step}" for one in result.alerts)
-    return ", ".join(told) or "none"
+    named = (f"{one.name} ({one.severity}) at {one.value_step}" for one in result.alerts)
+    return ", ".join(named) or "none"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

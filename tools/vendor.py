@@ -18,7 +18,7 @@ FILES = {
     "dist/uPlot.min.css": "uplot.css",
     "LICENSE": "uplot.LICENSE",
 }
-"""From the path in the package to the name among the assets."""
+"""Names among the assets, by path in the package."""
 
 
 def fetched() -> Mapping[str, bytes]:

@@ -283,7 +283,7 @@ def declare(
 
 
 def collection(name: str, *, include: str | Sequence[str]) -> None:
-    """Measure the gradients of several parameters as one group, under a name of its own.
+    """Measure the gradients of several parameters as one group, under its own name.
 
     On the steps on which layers are measured (`layer_interval`): L2 norm, largest and smallest
     non-zero magnitude, NaN and Inf elements, and with `measure_distribution=True` mean, standard

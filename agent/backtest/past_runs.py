@@ -23,7 +23,7 @@ from mp_agent.output import Console
 
 _BAR_LOGS_MIN = 5
 _BYTES_PER_PROCESS = 300_000
-"""Of logs; below that, starting a process takes longer than judging."""
+"""Bytes of logs below which starting a process takes longer than judging."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

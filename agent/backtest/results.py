@@ -39,7 +39,7 @@ class RunResult:
     first_step: int
     last_step: int
     seconds: float
-    """From the first point to the last."""
+    """Seconds from the first point to the last."""
     step_seconds: float
     pace_origin: str
     alerts: tuple[Alert, ...]

@@ -23,7 +23,7 @@ class Address:
     """Scheme, host, port and path, without a slash at the end."""
     host: str
     query: str = field(default="", repr=False)
-    """To be sent with every request; may hold a token."""
+    """Query to be sent with every request; may hold a token."""
     authorization: str = field(default="", repr=False)
     """Value of the header, by the user and password of the address; empty without them."""
 

@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 from mp_agent.errors import SourceError
 
 TEXT_BYTES_MAX = 256 << 20
-"""Of a text that is read as a whole."""
+"""Most bytes of a text that is read as a whole."""
 STREAM_BYTES_MAX = 4 << 30
-"""Of a file that is read piece by piece."""
+"""Most bytes of a file that is read piece by piece."""
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -130,7 +130,7 @@ def _too_large(path: str | Path, size: int, bytes_max: int) -> OSError:
 
 
 VALUES_MAX = 20_000_000
-"""Of one text; each takes up to 100 bytes of memory."""
+"""Most values of one text; each takes up to 100 bytes of memory."""
 
 
 def printable(text: str, *, keep: str = "") -> str:

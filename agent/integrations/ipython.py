@@ -30,7 +30,7 @@ class _Announcement:
 
 
 _announcements: dict[int, _Announcement] = {}
-"""By `id` of the shell."""
+"""Announcements by `id` of the shell."""
 
 
 def load(ipython: Any) -> None:

@@ -27,7 +27,7 @@ class MpAgentCallback(TrainerCallback):
         self._tokens = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Attach to this process; the model is found by itself."""
+        """Attach to this process; the model is found automatically."""
         mp_agent.init(**self._settings)
         self._tokens = int(state.num_input_tokens_seen)
 

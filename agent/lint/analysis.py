@@ -34,7 +34,7 @@ from mp_agent.lint.source import (
 
 _SIXTEEN_BITS = frozenset({"autocast", "float16", "bfloat16", "half"})
 TRAINING = re.compile(r"backward\(|unscale_|[Ss]caler|autocast")
-"""A function is also executed by itself when functions of its module with these are called."""
+"""A function is also executed alone when functions of its module with these are called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class TentativeFinding:
     finding: CodeFinding
     rule: str
     function: str
-    """Identity of the function that was executed by itself."""
+    """Identity of the function that was executed alone."""
     path: str
     """Absolute path of the file in which the finding is."""
 
@@ -62,7 +62,7 @@ class FileResult:
     imports: set[str] = field(default_factory=set)
     sixteen_bits: bool = False
     errors: dict[str, InternalError] = field(default_factory=dict)
-    """By rule, the first one."""
+    """First error of each rule, by rule."""
 
     def failed(self, rule: str, function: str, error: Exception) -> None:
         """Keep an error of a rule, or of the analysis, on a function."""

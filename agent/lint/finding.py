@@ -118,10 +118,10 @@ class Rule:
     alert: str
     """Name of the alert that fires when the mistake reaches a run; empty where none does."""
     no_alert: str = ""
-    """Why there is none."""
+    """Why there is no alert."""
     find: Callable[[Trace], Iterator[Problem]]
     needs_callers: bool = False
-    """Judge a function only by itself if the project never calls it: something may be missing
+    """Judge a function alone only if the project never calls it: something may be missing
     there that its callers do."""
     needs_sixteen_bits: bool = False
     """Applies to modules that use 16 bits, or that such modules import."""

@@ -259,7 +259,7 @@ def _excerpt(finding: CodeFinding, source: SourceText) -> Text:
         number = source.line_in_text(finding.cell, span.line)
     line = source.line(number)
     end = span.end_column if span.end_line == span.line else len(line)
-    # Tabs keep their width, so that the marks stand below what they mean.
+    # Tabs keep their width, so that the marks are below what they mean.
     indent = "".join(one if one == "\t" else " " for one in line[: span.column])
     marks = "^" * max(1, min(end, len(line)) - span.column)
     gutter = f"{span.line:>6} | "

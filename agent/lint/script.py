@@ -1,6 +1,6 @@
 """Checks a training script and what it imports of its project: `python -m mp_agent.lint.script`.
 
-The node agent runs it in a process of its own, so that no code under check can delay or end it.
+The node agent runs it in a separate process, so that no code under check can delay or end it.
 """
 
 from __future__ import annotations

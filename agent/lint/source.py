@@ -50,7 +50,7 @@ class SourceText:
         )
 
     def span(self, node: ast.expr | ast.stmt) -> Span:
-        """Return where a node stands, with columns in characters instead of bytes."""
+        """Return where a node is, with columns in characters instead of bytes."""
         end_line = node.end_lineno or node.lineno
         return Span(
             node.lineno,

@@ -100,12 +100,12 @@ class Services:
         self._failures: set[tuple[Service, str]] = set()
 
     def start(self) -> None:
-        """Start all."""
+        """Start every service."""
         for service in self._services:
             self._try(service, "start")
 
     def tick(self, now_seconds: float) -> None:
-        """Call each of them."""
+        """Call `tick` of every service."""
         for service in self._services:
             self._try(service, "tick", now_seconds)
 

@@ -12,9 +12,9 @@ class NumberFormat:
 
     name: str
     significand_bits: int
-    """With the implicit one."""
+    """Bits of the significand, with the implicit one."""
     exponent_min: int
-    """Of the smallest normal number."""
+    """Exponent of the smallest normal number."""
     largest: float
 
     @property

@@ -33,7 +33,7 @@ _CPU_FLAGS: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What computes. None stands for what is not known, and is never guessed."""
+    """What computes. None means what is not known, and is never guessed."""
 
     kind: str
     """`cuda` or `cpu`: the device that the plan is for."""
@@ -55,7 +55,7 @@ class Environment:
 
     hardware: Hardware
     versions: Mapping[str, str | None]
-    """Of torch, Python, CUDA, cuDNN, NCCL and the driver; None for what is not there."""
+    """Versions of torch, Python, CUDA, cuDNN, NCCL and the driver; None for what is not there."""
     products: Mapping[str, str | bool]
     """Settings of torch for matrix products and convolutions."""
     notes: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class PrecisionPlan:
     clip_norm: float | None = None
     """Largest gradient norm; None for no clipping."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """For `mp_agent.init`."""
+    """Arguments for `mp_agent.init`."""
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:

@@ -18,7 +18,7 @@ is about to change it:
 3. `recording.recorder` has the gradients of these plans measured: a row of each share on every
    step, one of each layer when `step.layer_schedule` says so. `statistics` computes the rows, by
    kernels for each kind of device.
-4. `delivery` brings the step into the ring (`mp_agent.ring`), as it stands: at once from the
+4. `delivery` brings the step into the ring (`mp_agent.ring`), unchanged: at once from the
    host, by transfers with checksums from a device. `accelerator` has all calls to the runtime of a
    device.
 5. Once the optimizer has stepped, `tracker.measuring` ends the step, and loss and gradients are

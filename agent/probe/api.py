@@ -29,13 +29,13 @@ _beginning = threading.RLock()
 """Held by the thread that attaches: of several that call `init()` together one does it."""
 
 
-def _begin_anew_in_child() -> None:
+def _start_over_in_child() -> None:
     """Forget a thread that was attaching when this process was forked: it is not here."""
     global _beginning
     _beginning = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_begin_anew_in_child)
+os.register_at_fork(after_in_child=_start_over_in_child)
 
 
 def init(

@@ -183,7 +183,7 @@ class Attachment:
         if self._conditions is not None and (found := self._conditions.poll()):
             self.probe.later(partial(self._conditions.deliver, found))
         requests = self.probe.requests
-        if requests is not None and (step := requests.take_untold()) is not None:
+        if requests is not None and (step := requests.take_unreported()) is not None:
             self.probe.later(partial(self._checkpoints.call, step))
         if self._launcher is not None:
             self._launcher.ensure_running()

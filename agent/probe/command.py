@@ -70,7 +70,7 @@ def _called(program: Sequence[str]) -> list[str]:
 
 
 def _reads_start_file() -> bool:
-    """Return whether an interpreter of this installation attaches by itself when it starts."""
+    """Return whether an interpreter of this installation attaches automatically when it starts."""
     directories = [] if sys.flags.no_site else site.getsitepackages()
     if site.ENABLE_USER_SITE:
         directories.append(site.getusersitepackages())

@@ -22,11 +22,11 @@ from mp_agent.ring.files import beyond_standard_streams
 from mp_agent.ring.interruptions import pass_on
 
 WAIT_SECONDS_AT_MOST = 10.0
-"""For ranks that take no part."""
+"""Longest wait for ranks that take no part."""
 _SHARE_WHERE_RANKS_WERE_MISSING = 0.1
-"""Of that wait, in later meetings of the same ranks: the script waits for them once."""
+"""Share of that wait in later meetings of the same ranks: the script waits for them once."""
 _SHARE_OF_TIMEOUT = 0.25
-"""Of the job's own time-out: the other ranks may be waiting in a collective of the job."""
+"""Share of the job's own time-out: the other ranks may be waiting in a collective of the job."""
 _POLL_SECONDS = 0.001
 _POLL_SECONDS_AT_MOST = 0.05
 _DIFFERENCES_AT_MOST = 3
@@ -286,7 +286,7 @@ def _of_torch(name: str) -> Any:
 
 
 def _part_of(store: MeetingStore, name: str) -> MeetingStore:
-    """Return a part of a store with keys of its own."""
+    """Return a part of a store with its own keys."""
     part: MeetingStore = _of_torch("PrefixStore")(name, store)
     return part
 

@@ -92,7 +92,7 @@ class GroupLayout(NamedTuple):
 
     @property
     def positions(self) -> Mapping[TensorGroup, int]:
-        """Where each group stands."""
+        """Position of each group."""
         return {group: position for position, group in enumerate(self.groups)}
 
 
@@ -119,7 +119,7 @@ class AssumedGroups:
             self._differ.add(group)
 
     def independent(self, group: TensorGroup) -> bool:
-        """Return whether each rank has tensors of its own: their rows add up."""
+        """Return whether each rank has its own tensors: their rows add up."""
         return group in self._differ and group not in self._copies
 
     def replicated(self, group: TensorGroup) -> bool:

@@ -119,7 +119,8 @@ class Probe:
         self._context = context
         self._updates = _guard_of_updates(settings, context, group)
         self._updates_shield = Shield(on_failure=reports.count_failure)
-        """Of its own: ranks wait for each other in it, so it goes on where the probe gives up."""
+        """A separate guard: ranks wait for each other in it, so it goes on where the probe gives
+        up."""
         self._patches: hooks.Patches | None = None
 
     def attach(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:

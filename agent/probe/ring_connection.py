@@ -37,9 +37,9 @@ class ProbeReports:
     def __init__(self) -> None:
         self._writer: RingWriter | None = None
         self._failures = 0
-        """Before there was a ring."""
+        """Failures before there was a ring."""
         self._features: list[str] = []
-        """In order, noted before there was a ring."""
+        """Features in the order in which they were noted before there was a ring."""
         self._logged: set[str] = set()
         self._device_failed = False
 

@@ -104,7 +104,7 @@ def _where(condition: torch.Tensor, one: Scalar, other: Scalar) -> torch.Tensor:
     return torch.where(condition, _wide(one, condition), _wide(other, condition))
 
 
-def _wide(value: Scalar, beside: torch.Tensor) -> torch.Tensor:
+def _wide(value: Scalar, like: torch.Tensor) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
-        return value.to(beside.device, torch.float64, non_blocking=True)
-    return torch.full_like(beside, value, dtype=torch.float64)
+        return value.to(like.device, torch.float64, non_blocking=True)
+    return torch.full_like(like, value, dtype=torch.float64)

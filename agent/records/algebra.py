@@ -27,7 +27,7 @@ class Algebra(Enum):
     """The largest. Also for flags (any rank) and for values that are equal on all ranks."""
 
     MIN = "min"
-    """The smallest."""
+    """The smallest value."""
 
     MEAN = "mean"
     """The mean over the ranks that observed a value; for columns of a step only. A mean over

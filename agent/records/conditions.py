@@ -52,27 +52,27 @@ class Alert:
 
     name: str
     severity: str
-    """The worst."""
+    """The worst severity."""
     labels: Mapping[str, str]
     first_step: int
-    """On which it began to hold."""
+    """Step on which it began to hold."""
     fired_step: int
-    """After which it was first reported, at any severity."""
+    """Step after which it was first reported, at any severity."""
     last_step: int
-    """On which it last held; the run's last one where it still did."""
+    """Step on which it last held; the run's last one where it still did."""
     fired_point: int
     """Index of the point of the log, or the step of the record, of `fired_step`."""
     duration_seconds: float
-    """In all, by the times of the log."""
+    """Total seconds that it held, by the times of the log."""
     times: int
     ongoing: bool
     """Whether it held at the end of the log."""
     value: float
-    """At the step at which it was first reported at its worst severity."""
+    """Value at the step at which it was first reported at its worst severity."""
     value_step: int
     summary: str
     description: str
-    """At that step."""
+    """Description at that step."""
     spans: Sequence[tuple[int, int]] = ()
     """First and last step of each time."""
 

@@ -20,7 +20,7 @@ class FlightRequest:
     """
 
     name: str
-    """Of the record's directory on every node: a UTC timestamp and the reason."""
+    """Name of the record's directory on every node: a UTC timestamp and the reason."""
     reason: str
     """Name of a condition, how the run ended, or `request`."""
     first: int
@@ -63,7 +63,7 @@ class NodeRecord:
     host: str
     written_unix_seconds: float
     versions: Mapping[str, str]
-    """Of mp_agent, python, numpy and torch."""
+    """Versions of mp_agent, python, numpy and torch."""
     settings: Mapping[str, Any]
     """Settings of the node agent, without secrets."""
     thresholds: Mapping[str, float]

@@ -82,7 +82,7 @@ class Reduction:
 
     @property
     def apart(self) -> bool:
-        """Whether copies trained apart: by gradients of their own, from weights that differed."""
+        """Whether copies trained apart: by their own gradients, from weights that differed."""
         return not self.equal_before and self.parts
 
     @property

@@ -1,4 +1,4 @@
-"""What the ranks have reduced by themselves, as columns of rank 0's records.
+"""What the ranks themselves have reduced, as columns of rank 0's records.
 
 A record has the newest step that was reduced when its own began. The node agent of rank 0 so knows
 the run's numbers also where other nodes cannot reach it. Other agents leave these columns alone.

@@ -54,9 +54,9 @@ class NodeRow(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown
     """
 
     family: Index
-    """Into `NodeReport.families`."""
+    """Index into `NodeReport.families`."""
     share: Index
-    """Into `NodeReport.shares`."""
+    """Index into `NodeReport.shares`."""
     shards: Ranks
     """Shard indices that the sums cover, ascending."""
     replicas: Ranks
@@ -65,9 +65,9 @@ class NodeRow(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown
     """The ranks whose rows these are: one per replica and shard, replica after replica; ascending
     for an assumed share."""
     columns: tuple[float, ...]
-    """In the order of the family's columns."""
+    """Values in the order of the family's columns."""
     digests: tuple[Digest, ...] = ()
-    """Of the row of each shard, before summing; none where there are no replicas to compare."""
+    """Digests of the row of each shard, before summing; none without replicas to compare."""
 
 
 class StepValue(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -104,16 +104,16 @@ class NodeStep(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknow
     step: Annotated[int, Meta(ge=-(2**53), lt=2**53)]
     """The trainer's own step if a rank of the node observed it, else `sequence`."""
     time_unix_seconds: float
-    """By the node's own clock."""
+    """Time by the node's own clock."""
     ranks: Ranks
     """Ranks that delivered the step, ascending."""
     holding: Index
     """Into `NodeReport.holdings`: the shares that the node's ranks held at this step."""
     values: tuple[StepValue, ...]
-    """In the order of `NodeReport.step_columns`."""
+    """Values in the order of `NodeReport.step_columns`."""
     rows: tuple[NodeRow, ...]
     compute_seconds: tuple[float, ...]
-    """In the order of `ranks`; NaN where it was not observed."""
+    """Seconds in the order of `ranks`; NaN where they were not observed."""
     nonfinite_loss_ranks: Ranks = ()
     nonfinite_gradients: OwnNonfinite | None = None
     samples: tuple[WeightSample, ...] = ()
@@ -123,7 +123,7 @@ class Layout(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_
     """Layers of one share, in module order."""
 
     digest: bytes
-    """Of the other fields; equal digests mean equal layouts."""
+    """Digest of the other fields; equal digests mean equal layouts."""
     names: Annotated[tuple[Text, ...], Meta(max_length=_NAMES_MAX)]
     positions: Annotated[tuple[Index, ...], Meta(max_length=_NAMES_MAX)]
     """Place of each among all layers of its ranks."""
@@ -135,7 +135,7 @@ class LayerBlock(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
     family: Index
     share: Index
     layout: Index
-    """Into `NodeReport.layouts`."""
+    """Index into `NodeReport.layouts`."""
     shards: Ranks
     replicas: Ranks
     ranks: Ranks
@@ -178,7 +178,7 @@ class NodeReport(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
     url: Text
     """Base URL of the node agent, as others reach it; empty when it serves nothing."""
     sent_unix_seconds: float
-    """By the node's own clock."""
+    """Time by the node's own clock."""
     expected_ranks: Ranks
     """All ranks of this node, including those that have no ring yet."""
     known_ranks: Ranks

@@ -83,7 +83,7 @@ class FamilyColumns(Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class Schema:
     """How to read the rows of a ring: column names, shares and layers, in the order of the rows.
 
-    Layers stand in module order (forward order, as `named_parameters()` yields them).
+    Layers are in module order (forward order, as `named_parameters()` yields them).
     """
 
     step_columns: tuple[str, ...]

@@ -21,7 +21,7 @@ from mp_agent.errors import SettingError
 
 INDEX_BITS = 20
 SLICES_AT_MOST = 1 << INDEX_BITS
-"""Along one dimension."""
+"""Most slices along one dimension."""
 _INDEX_MASK = SLICES_AT_MOST - 1
 
 
@@ -50,7 +50,7 @@ def _number(bits: int) -> float:
 FACT = "collections"
 """The fact of a schema that holds the definitions, as JSON."""
 COLLECTIONS_AT_MOST = 64
-"""In one run; each has a series of every metric of collections."""
+"""Most collections in one run; each has a series of every metric of collections."""
 NAME_CHARACTERS_AT_MOST = 128
 PATTERNS_AT_MOST = 64
 PATTERN_CHARACTERS_AT_MOST = 1024

@@ -74,7 +74,7 @@ class FirstNonfiniteGradient:
     """Where in a backward pass the first gradient arose that was not finite."""
 
     step: int
-    """The trainer's."""
+    """The step in the trainer's count."""
     layer: str
     place: str
     """`within` the module; or `after` it in forward: in a function or the loss that follows."""
@@ -120,7 +120,7 @@ class RunView:
     """
 
     identity: RankIdentity
-    """Of the lowest local rank seen."""
+    """Identity of the lowest local rank seen."""
     facts: Mapping[str, str]
     nodes: int
     active: bool
@@ -132,7 +132,7 @@ class RunView:
     loss_scale: LossScaleHistory = field(default_factory=LossScaleHistory)
     learning: Learning = field(default_factory=Learning)
     norms: Mapping[str, NormStanding] = field(default_factory=dict)
-    """By optimizer; the main one, or that of the whole model, under the empty name."""
+    """Standings by optimizer; the main one, or that of the whole model, under the empty name."""
     norm_extremes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Likewise, the largest and the smallest norm over the window."""
     optimizers: Mapping[str, OptimizerView] = field(default_factory=dict)
@@ -163,15 +163,15 @@ class RunView:
     collections: Mapping[str, CollectionView] = field(default_factory=dict)
     """The groups of parameters that the script has defined, by name."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
-    """By name, as this job has set them."""
+    """Thresholds by name, as this job has set them."""
     attempts: int = 0
     """Number of starts of the run on this node."""
     standing_seconds: float | None = None
     """Time since the last step or change of the kind of phase."""
     longest_pause_seconds: float | None = None
-    """Of the pauses in training that ended."""
+    """Longest of the pauses in training that ended."""
     longest_phase_seconds: float | None = None
-    """Of the earlier phases outside training of the current kind."""
+    """Longest of the earlier phases outside training of the current kind."""
     script: ScriptFindings | None = None
     """None until the main script was checked, which only some jobs want."""
     trackers: tuple[TrackerLink, ...] = ()
@@ -188,7 +188,7 @@ class LayerView:
 
     name: str
     values: Mapping[str, float]
-    """By column."""
+    """Values by column."""
     judged: bool
     """Whether the sampled step's norms count (complete, finite, not skipped)."""
     family: str = GRADIENTS.name
@@ -246,7 +246,7 @@ class ExportAccount:
     rejected: int = 0
     """Data points, log records, spans and numbers that were dropped or rejected permanently."""
     last_success_unix_seconds: float | None
-    """None before the first."""
+    """None before the first success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +264,7 @@ class AgentView:
     scrape_duration_seconds: float | None
     unsupported: tuple[str, ...]
     exports: tuple[ExportAccount, ...] = ()
-    """Of the exporters that push."""
+    """Accounts of the exporters that push."""
     transport: TransportView = TransportView()
     flight_records: int = 0
     flight_errors: int = 0

@@ -83,6 +83,6 @@ def indented(text: str, style: str = "") -> Padding:
 
 
 def print_notes(console: "Console", notes: Iterable[str]) -> None:
-    """Print remarks, each on a line of its own."""
+    """Print remarks, each on its own line."""
     for note in notes:
         console.print(Text(f"Note: {note}", style="dim"))

@@ -9,7 +9,7 @@ from typing import Any
 from mp_agent.inputs.addresses import is_loopback
 
 DEFAULT_PORT = 9464
-"""Of a node agent."""
+"""Port of a node agent."""
 
 _ANY_PORT = 9
 _ANY_ADDRESSES = ("", "0.0.0.0", "::")

@@ -111,7 +111,7 @@ class RingReader:
     def version(self) -> int:
         """A number that rises with all that the rank writes, save an open record.
 
-        While it stands still, there is nothing new to read.
+        While it does not change, there is nothing new to read.
         """
         newest = self._states.newest()
         return 0 if newest is None else newest[0]

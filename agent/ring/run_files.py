@@ -31,7 +31,7 @@ class RootNote:
     asked_by_unix_ns: int
     """When the ring of the local rank that asked was made: identifies the attempt."""
     attempt: int = 0
-    """Of rank 0; the launchers of other nodes may count otherwise."""
+    """Attempt of rank 0; the launchers of other nodes may count otherwise."""
     created_unix_ns: int = 0
     """When rank 0's ring was made, by its clock: names the attempt; 0 while it is not known."""
     url: str = ""
@@ -45,7 +45,7 @@ class RootNote:
     superseded: bool = False
     """Whether this root has been informed that another one continues the run."""
     nodes: Mapping[str, str] = field(default_factory=dict)
-    """At the root: base URLs of the other node agents, by node rank."""
+    """Base URLs of the other node agents, by node rank; at the root."""
 
 
 def root_note_path(run_dir: Path) -> Path:
@@ -91,7 +91,7 @@ def is_base_url(text: object) -> bool:
 FORMAT = 1
 EVENTS_KEPT = 32
 BYTES_MAX = 1 << 15
-"""Of the file, and of what travels to other nodes."""
+"""Most bytes of the file, and of what travels to other nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,7 @@ class Regions:
 
     @property
     def all(self) -> Sequence[Region]:
-        """All of them."""
+        """All regions."""
         return self._regions
 
     def allocate(self, size_bytes: int) -> Region:
@@ -150,7 +150,7 @@ class RingWriter:
         self.on_complete: Callable[[StepRecord, Schema], None] | None = None
         """Called with each complete record before it is written."""
         self._newest_sequence = 0
-        """Of the steps that were written or dropped."""
+        """Newest sequence number of the steps that were written or dropped."""
 
     @classmethod
     def create(
@@ -178,13 +178,13 @@ class RingWriter:
 
     @property
     def identity(self) -> RankIdentity:
-        """Which rank writes it."""
+        """Identity of the rank that writes it."""
         return self._head.identity
 
     def write_schema(self, schema: Schema, *, device_slots: tuple[int, int] = (0, 0)) -> None:
         """Begin a body for records of `schema`; later records must have its shape.
 
-        device_slots: of steps and of layers that a device is to write into the body by itself.
+        device_slots: of steps and of layers that a device itself is to write into the body.
 
         It replaces the oldest one when the ring has grown large enough: what has not been
         read of that is lost, and readers count it.

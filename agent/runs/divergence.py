@@ -121,8 +121,8 @@ FLOORS: Mapping[str, float] = {
 }
 """Relative differences below which runs never count as apart."""
 LAYER_FLOOR = 0.25
-STEPS_RUNNING = 5
-"""For so many common steps in a row, or up to the end, a difference has to last."""
+CONSECUTIVE_STEPS = 5
+"""Common steps in a row for which, or up to the end, a difference has to last."""
 TABLES_RUNNING = 2
 
 _USUAL_STEPS = 20
@@ -155,14 +155,14 @@ class RunComparison:
     first: RunSeries
     second: RunSeries
     steps: tuple[int, ...]
-    """That both have, ascending."""
+    """Steps that both have, ascending."""
     differences: Mapping[str, tuple[float | None, ...]]
     """Relative, by quantity; one for each of `steps`."""
     limits: Mapping[str, float]
     departures: tuple[Departure, ...]
-    """By step, one for each quantity and mark."""
+    """Departures by step, one for each quantity and mark."""
     layers: tuple[Departure, ...]
-    """By step, then by difference."""
+    """Departures of layers by step, then by difference."""
     notes: tuple[str, ...]
 
     @property
@@ -193,7 +193,7 @@ def compare_series(first: RunSeries, second: RunSeries) -> RunComparison:
             continue
         differences[quantity] = tuple(values)
         limits[quantity] = limit_of(values, FLOORS[quantity])
-        index = first_lasting(values, limits[quantity], STEPS_RUNNING)
+        index = first_lasting(values, limits[quantity], CONSECUTIVE_STEPS)
         if index is not None:
             pair = [run.steps[steps[index]].values.get(quantity) for run in (first, second)]
             departures.append(

@@ -24,7 +24,7 @@ from mp_agent.settings.kinds import (
 
 ENV_PREFIX = "MP_AGENT_"
 SECRETS = ("token", "basic_auth_password")
-"""Settings whose values no message shows; each travels in a variable of its own."""
+"""Settings whose values no message shows; each travels in its own variable."""
 GUARDS = ("tls_certificate", "tls_key", "tls_client_ca", "basic_auth_user", "basic_auth_password")
 """Settings that restrict who may read the agent's port."""
 

@@ -1,7 +1,7 @@
 """Sources of settings: arguments, variables, a file. A wrong value is reported with its name.
 
 Passes the settings of a process to its helpers, in environment variables.
-All but the secrets go as JSON in one variable. Secrets have variables of their own, the same as
+All but the secrets go as JSON in one variable. Secrets have their own variables, the same as
 for people: among the others they would be rows of asterisks. Every value arrives exactly as it
 was: infinity, which JSON lacks, is written as Python's `json` reads it, and bytes of a path that
 are not UTF-8 as escapes.

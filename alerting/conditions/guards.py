@@ -99,8 +99,8 @@ def stopped(
     stands = Compare(STANDING, ">", Length(window))
     excuses: tuple[Predicate, ...] = (elsewhere, _USUAL_PAUSE, all_of(pauses, within_limit))
     if between is not None:
-        patience = Compare(STANDING, "<=", Length(between))
-        excuses += (all_of(patience, in_phase("=", Phase.FORWARD.name.lower())),)
+        between_steps = Compare(STANDING, "<=", Length(between))
+        excuses += (all_of(between_steps, in_phase("=", Phase.FORWARD.name.lower())),)
     if first_step is None:
         return unless(stands, *excuses)
     return any_of(

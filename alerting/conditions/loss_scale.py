@@ -225,7 +225,7 @@ LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
         reading="The lowest scale of the last 30 minutes, if it is below a hundredth of the first.",
         causes=OVERFLOW_CAUSES,
         false_positives=(
-            "An initial scale that was far too high (2^24 and the like), so that calibration alone "
+            "An initial scale that was far too high (such as 2^24), so that calibration alone "
             "reduced it a hundredfold: start with 65536.",
         ),
         samples=("overflowing_layer", "underflow_share"),

@@ -18,7 +18,7 @@ from mp_agent.alerting.values import Values
 log = logging.getLogger("mp_agent.node")
 
 PERIODS_PER_WINDOW = 24
-"""Of the shortest window; in windows of minutes, one period is a few seconds."""
+"""Periods of the shortest window; in windows of minutes, one period is a few seconds."""
 FINDINGS_PER_LEVEL = 100
 """Values of kept labels, such as layers, for which one level is reported at most."""
 
@@ -30,10 +30,10 @@ class Finding:
     condition: Condition
     level: Level
     severity: str
-    """In force; the level's own, unless that was changed."""
+    """Severity in force; the level's own, unless that was changed."""
     labels: Mapping[str, str]
     value: float
-    """Of the condition's first signal."""
+    """Value of the condition's first signal."""
     since_seconds: float
     """When it began to hold, which is `hold` before it was found."""
     since_step: int
@@ -56,7 +56,7 @@ class _Holding:
     since_step: int
     value: float
     found: Finding | None = None
-    """Once it has held for long enough."""
+    """The finding, once it has held for long enough."""
     absent_since_seconds: float | None = None
     keep_seconds: float = 0.0
 

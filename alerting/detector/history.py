@@ -49,7 +49,7 @@ class StepChange(NamedTuple):
     """The run's last step then."""
     value: float
     rise: float
-    """By how much the series had risen since it was first seen."""
+    """Rise of the series since it was first seen."""
 
 
 class Standing(NamedTuple):
@@ -313,7 +313,7 @@ class Window(NamedTuple):
 
 
 RangeFunction = Callable[[Window], float]
-"""From a window in which something was seen."""
+"""Computes a value from a window in which something was seen."""
 
 
 def _mean(window: Window) -> float:

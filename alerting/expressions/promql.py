@@ -198,7 +198,7 @@ def _operand(expression: Expression, values: Values, operator: _Binding) -> str:
 
 
 def _range(window: Duration, before: tuple[Duration, ...], values: Values) -> str:
-    """Return a range of time that ended `before` ago, as it stands after a selector."""
+    """Return a range of time that ended `before` ago, as it is written after a selector."""
     offset = f" offset {values.duration(*before)}" if before else ""
     return f"[{values.duration(window)}]{offset}"
 

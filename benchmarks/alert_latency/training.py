@@ -21,14 +21,14 @@ def main() -> None:
     """Train until DIRECTORY/stop is there."""
     directory, planted_step = Path(sys.argv[1]), int(sys.argv[2])
     mp_agent.init()
-    told: dict[str, float] = {}
+    recorded: dict[str, float] = {}
 
-    def tell(event: mp_agent.ConditionEvent) -> None:
-        told.setdefault("callback_unix_seconds", time.time())
-        told.setdefault("callback_step", event.step)
-        (directory / "callback.json").write_text(json.dumps(told))
+    def record(event: mp_agent.ConditionEvent) -> None:
+        recorded.setdefault("callback_unix_seconds", time.time())
+        recorded.setdefault("callback_step", event.step)
+        (directory / "callback.json").write_text(json.dumps(recorded))
 
-    mp_agent.on_condition(tell)
+    mp_agent.on_condition(record)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -19,7 +19,7 @@ from benchmarks.early_warning.runs import run_pair
 from benchmarks.early_warning.table import tables, write
 
 RUNS = 5
-"""Of each cause."""
+"""Trainings of each cause."""
 
 
 def main() -> None:

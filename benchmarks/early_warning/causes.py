@@ -44,7 +44,7 @@ class Recipe:
     beta2: float = 0.95
     z_loss: float = 1e-4
     scaled: bool = False
-    """With a GradScaler, as FP16 needs it."""
+    """Whether there is a GradScaler, as FP16 needs it."""
     clip_norm: float | None = 1.0
     loss_weight: OfStep = _unchanged
     """What the loss of all tokens is multiplied by before backward."""

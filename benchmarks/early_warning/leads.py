@@ -56,12 +56,12 @@ class Reach:
 
     @property
     def median_lead(self) -> float | None:
-        """Over the trainings in which it fired and a condition of the loss did."""
+        """Median lead over the trainings in which it fired and a condition of the loss did."""
         return median(self.leads) if self.leads else None
 
     @property
     def median_lead_to_loss(self) -> float | None:
-        """Over the trainings in which it fired and the loss left its course."""
+        """Median lead over the trainings in which it fired and the loss left its course."""
         return median(self.leads_to_loss) if self.leads_to_loss else None
 
     @property

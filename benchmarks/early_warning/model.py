@@ -30,7 +30,7 @@ class Variant:
     qk_norm: bool = True
     """LayerNorm on queries and keys, which bounds the attention logits."""
     stream_dtype: torch.dtype = torch.float32
-    """Of the residual stream, and so of the gradients that flow along it."""
+    """Dtype of the residual stream, and so of the gradients that flow along it."""
     branch_gain: float = 1.0
     """What each branch is multiplied by before it is added to the stream."""
     logits_dtype: torch.dtype = torch.float32

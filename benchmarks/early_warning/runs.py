@@ -1,4 +1,4 @@
-"""Trains a cause and its healthy twin; a module of its own, since workers must import it."""
+"""Trains a cause and its healthy twin; a separate module, since workers must import it."""
 
 import torch
 

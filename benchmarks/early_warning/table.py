@@ -14,7 +14,7 @@ from benchmarks.machine import describe, markdown
 PAGE = Path("docs/early-warning.md")
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 LEAD_STEPS, RECALL = 20, 0.9
-"""What is aimed at."""
+"""Lead and recall that are aimed at."""
 _HEAD = (
     "# Early warning: planted causes\n"
     "\n"
@@ -55,7 +55,7 @@ def tables(pairs: Sequence[Pair]) -> str:
 
 
 def write(text: str, page: Path = PAGE) -> None:
-    """Replace what stands between the marks of a page, which is begun where there is none.
+    """Replace what is between the marks of a page, which is begun where there is none.
 
     ValueError when it has no marks.
     """

@@ -155,7 +155,7 @@ def _scrape_row(rendering: Rendering) -> tuple[str, ...]:
         f"{rendering.layers}",
         f"{rendering.series}",
         f"{rendering.size_bytes / 1e6:.2f} MB",
-        f"{rendering.snapshot_anew_seconds:.3f} s",
+        f"{rendering.reselected_snapshot_seconds:.3f} s",
         f"{rendering.snapshot_seconds:.3f} s",
         f"{rendering.render_seconds:.3f} s",
     )

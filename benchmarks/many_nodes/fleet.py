@@ -1,4 +1,4 @@
-"""One process that plays many node agents: each pushes to the root over a connection of its own.
+"""One process that plays many node agents: each pushes to the root over its own connection.
 
 Run by `benchmarks.many_nodes.live`, which hands the plan over on stdin and reads the account.
 """
@@ -31,7 +31,7 @@ class Plan:
     push_interval_seconds: float
     step_seconds: float
     steps: int
-    """After so many the fleet ends."""
+    """Steps after which the fleet ends."""
     sampled: tuple[int, ...]
     """Steps on which layers are looked at."""
     marks: tuple[int, ...]
@@ -86,13 +86,13 @@ class Clock:
 
     @property
     def stretch(self) -> Stretch:
-        """The present one."""
+        """The present stretch."""
         step = self.step
         return self._stretches[sum(step >= mark for mark in self._plan.marks)]
 
     @property
     def stretches(self) -> Sequence[Stretch]:
-        """All, in order."""
+        """All stretches, in order."""
         return self._stretches
 
 

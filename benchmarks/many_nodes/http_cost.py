@@ -30,7 +30,7 @@ async def _measured(root: SimulatedNode, bodies: Sequence[bytes]) -> float:
     settings = Settings(token=_TOKEN)
     client = PushClient()
     link = RootLink(root, settings, client, environ={})
-    server = MetricsServer(_nobody_scrapes, ReportHandlers({root.name: link}.get).routes())
+    server = MetricsServer(_no_exposure, ReportHandlers({root.name: link}.get).routes())
     listener = open_listener("127.0.0.1", 0)
     await server.start(listener)
     try:
@@ -65,5 +65,5 @@ def _post(port: int, requests: Sequence[bytes]) -> None:
                 raise RuntimeError(f"the root says {answer[:200]!r}")
 
 
-def _nobody_scrapes() -> Exposure:
+def _no_exposure() -> Exposure:
     raise NotImplementedError

@@ -36,13 +36,13 @@ class Load:
     push_interval_seconds: float = 5.0
     warm_up_steps: int = 8
     steady_steps: int = 20
-    """Measured without layer tables."""
+    """Steps measured without layer tables."""
     table_steps: int = 15
     """Measured with one table, on the first of them."""
     fleets: int = 2
     """Processes that play the nodes."""
     stretch: float = 1.0
-    """By how much the run's clock is slowed down, for machines that cannot hold it."""
+    """Factor by which the run's clock is slowed down, for machines that cannot hold it."""
 
     @property
     def slow_step_seconds(self) -> float:
@@ -75,7 +75,7 @@ class LiveResult:
     table_processor_seconds: float
     """What a layer table of all nodes adds."""
     memory_mib: float
-    """After the table."""
+    """Memory after the table."""
     memory_peak_mib: float
     failures: int
     reasons: dict[str, int]
@@ -83,7 +83,7 @@ class LiveResult:
     latency_p50_seconds: float
     latency_p99_seconds: float
     late_seconds: float
-    """By how much the simulated nodes fell behind their clock at most."""
+    """Most seconds that the simulated nodes fell behind their clock."""
     dropped: int
     scrape_processor_seconds: float
     final: Scrape
@@ -229,14 +229,14 @@ class _Fleets:
                 raise RuntimeError("a fleet has failed")
         started = time.time() + _LEAD_SECONDS
         for process in self._processes:
-            self._tell(process, f"{started}")
+            self._send(process, f"{started}")
         return started
 
     def accounts(self) -> list[dict[str, Any]]:
         """Wait for the end, and return what each says."""
         return [json.loads(process.communicate()[0]) for process in self._processes]
 
-    def _tell(self, process: "subprocess.Popen[str]", line: str) -> None:
+    def _send(self, process: "subprocess.Popen[str]", line: str) -> None:
         assert process.stdin is not None
         process.stdin.write(line + "\n")
         process.stdin.flush()
@@ -245,7 +245,7 @@ class _Fleets:
     def of(cls, processes: Sequence["subprocess.Popen[str]"], plans: Sequence[Plan]) -> "_Fleets":
         fleets = cls(processes)
         for process, plan in zip(processes, plans, strict=True):
-            fleets._tell(process, json.dumps(asdict(plan)))
+            fleets._send(process, json.dumps(asdict(plan)))
         return fleets
 
 

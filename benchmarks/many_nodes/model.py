@@ -14,7 +14,7 @@ from mp_agent.records.steps import FloatArray, LayerTable, StepRecord
 
 RUN = "llama-70b-pretraining"
 LAUNCHED_UNIX_NS = 1_700_000_000_000_000_000
-"""Of every rank; the launch has a name, so that no clock is asked."""
+"""Launch time of every rank; the launch has a name, so that no clock is asked."""
 
 _KINDS = (
     "self_attn.q_proj.weight",

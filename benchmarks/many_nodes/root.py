@@ -1,4 +1,4 @@
-"""A real root agent in a process of its own, with the rings of its node's ranks."""
+"""A real root agent in a separate process, with the rings of its node's ranks."""
 
 import os
 import subprocess

@@ -59,7 +59,7 @@ class Stages:
     look: float = 0.0
     """A look at everything when nothing is new."""
     judge: float = 0.0
-    """The run's conditions, once."""
+    """The run's conditions, judged once."""
 
     def processor_share(self, step_seconds: float = 1.0, push_seconds: float = 5.0) -> float:
         """Return the share of a core that it all comes to, with tables every 100 steps."""
@@ -82,12 +82,12 @@ class Rendering:
     layers: int
     size_bytes: int
     series: int
-    snapshot_anew_seconds: float
+    reselected_snapshot_seconds: float
     """After a layer table: the layer budget selects the layers again."""
     snapshot_seconds: float
-    """Else. Taken in the agent's loop."""
+    """Without a layer table before. Taken in the agent's loop."""
     render_seconds: float
-    """From the snapshot to the text, in a thread of its own."""
+    """From the snapshot to the text, in a separate thread."""
 
 
 def measure_stages(model: Model) -> Stages:
@@ -123,7 +123,7 @@ def measure_rendering(layers: int, *, settings: Settings | None = None) -> Rende
             if isinstance(item, MergedStep | MergedTable):
                 root.fold(item)
         root.snapshot()
-        anew = min(_timed(root.renew_layers().snapshot)[0] for _ in range(_RESTS))
+        reselected = min(_timed(root.renew_layers().snapshot)[0] for _ in range(_RESTS))
         again = min(_timed(root.snapshot)[0] for _ in range(_RESTS))
         rendered = [_timed(lambda: render(root.snapshot_taken)) for _ in range(_RESTS)]
     body = rendered[-1][1][0]
@@ -131,7 +131,7 @@ def measure_rendering(layers: int, *, settings: Settings | None = None) -> Rende
         layers=layers,
         size_bytes=len(body),
         series=sum(not line.startswith(b"#") for line in body.splitlines()),
-        snapshot_anew_seconds=anew,
+        reselected_snapshot_seconds=reselected,
         snapshot_seconds=again,
         render_seconds=min(seconds for seconds, _ in rendered),
     )

@@ -119,7 +119,7 @@ def _evidence(lot: Sequence[str], shared: Path, directory: Path) -> Iterator[tup
 
 
 def _await_stall(shared: Path, settings: Settings) -> None:
-    """Wait until the training stands, and longer than the judge allows."""
+    """Wait until the training has stopped, and longer than the judge allows."""
     deadline = time.monotonic() + _JOB_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -187,7 +187,7 @@ def main() -> None:
 
 
 def _write(page: Path, table: str) -> None:
-    """Replace the page's table; what stands above the mark stays."""
+    """Replace the page's table; what is above the mark stays."""
     mark = "<!-- measured -->"
     head, _, _ = page.read_text(encoding="utf-8").partition(mark)
     page.write_text(f"{head}{mark}\n\n{table}\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Small trainings that go wrong: `torchrun trainings.py NAME ...`, each as a run of its own.
+"""Small trainings that go wrong: `torchrun trainings.py NAME ...`, each as a separate run.
 
 Two ranks train an MLP with DistributedDataParallel on the CPU, with the probe as a user attaches
 it. One thing is wrong in each; the probe is not given which.

@@ -1,4 +1,4 @@
-"""Lightning: `python train_with_lightning.py`, which starts two ranks by itself.
+"""Lightning: `python train_with_lightning.py`, which starts two ranks itself.
 
 The callback marks validation and logs conditions. With `MP_AGENT_ATTACH=1` nothing is needed.
 """

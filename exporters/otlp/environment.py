@@ -20,7 +20,7 @@ from math import isfinite
 from urllib.parse import parse_qsl, unquote
 
 LOGGERS = ("opentelemetry", "urllib3", "requests")
-"""Of the exporters and the libraries they use."""
+"""Loggers of the exporters and the libraries they use."""
 
 _SHOWN = "***"
 _LENGTH_MIN = 3
@@ -167,7 +167,7 @@ class OtlpTransport:
     gzip_over_grpc: bool
     """Unused over HTTP, where the exporter reads the compression itself."""
     timeout_seconds: float
-    """For one request, including retries."""
+    """Seconds for one request, including retries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,10 +175,10 @@ class OtlpEnvironment:
     """The variables' values, with defaults."""
 
     transports: Mapping[OtlpSignal, OtlpTransport]
-    """Of the signals that are enabled."""
+    """Transports of the signals that are enabled."""
     interval_seconds: float
     export_timeout_seconds: float
-    """For all requests of one push."""
+    """Seconds for all requests of one push."""
 
 
 def read_environment(variables: MutableMapping[str, str]) -> OtlpEnvironment:

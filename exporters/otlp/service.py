@@ -71,7 +71,7 @@ RETRY_AFTER_SECONDS_MAX = 300.0
 """The longest delay that an endpoint can ask for."""
 
 _NOTHING_TO_PUSH_SECONDS = 1.0
-"""Until the next check for a first run: each check makes a snapshot."""
+"""Seconds until the next check for a first run: each check makes a snapshot."""
 _EXPORTER_NAMES = {
     OtlpSignal.METRICS: "otlp",
     OtlpSignal.LOGS: "otlp_logs",

@@ -1,6 +1,6 @@
 """Metrics and conditions of a run in experiment trackers, sent by the node agent.
 
 `client.py` takes the numbers of a run from a snapshot and says what is shown of the tracker's run,
-`sender.py` sends them in a thread of its own, and each tracker has a module that alone imports its
+`sender.py` sends them in a separate thread, and each tracker has a module that alone imports its
 package.
 """

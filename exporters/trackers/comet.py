@@ -1,4 +1,4 @@
-"""Comet: an experiment of its own, in the script's project."""
+"""Comet: a separate experiment, in the script's project."""
 
 import os
 from collections.abc import Mapping
@@ -48,4 +48,4 @@ _NOTHING_ELSE = {
     **dict.fromkeys(("auto_output_logging", "auto_param_logging", "auto_metric_logging"), False),
     "display_summary_level": 0,
 }
-"""Of what Comet logs by itself: it would be the node agent's, not the training's."""
+"""Arguments that disable Comet's automatic logs: those would describe the node agent."""

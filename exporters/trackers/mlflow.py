@@ -1,4 +1,4 @@
-"""MLflow: the script's run where MLFLOW_RUN_ID names it, else a run of its own."""
+"""MLflow: the script's run where MLFLOW_RUN_ID names it, else a separate run."""
 
 import os
 from collections.abc import Mapping

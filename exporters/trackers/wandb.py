@@ -1,4 +1,4 @@
-"""Weights & Biases: a run of its own, in the group of the run's name."""
+"""Weights & Biases: a separate run, in the group of the run's name."""
 
 import secrets
 from collections.abc import Mapping

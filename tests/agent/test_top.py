@@ -83,7 +83,7 @@ def test_a_run_is_shown_with_its_history(agent: str) -> None:
     assert "steps 1 to 2" in result.output
 
 
-def test_a_missing_password_is_told(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_password_is_reported(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MP_AGENT_BASIC_AUTH_PASSWORD")
     result = top("--url", agent)
     assert result.exit_code == 1
@@ -91,15 +91,15 @@ def test_a_missing_password_is_told(agent: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "expected"),
     [("/foreign", "is not a node agent"), ("/other", f"JSON format {FORMAT + 1}")],
 )
 def test_what_another_server_answers_is_not_taken_for_a_run(
-    agent: str, path: str, told: str
+    agent: str, path: str, expected: str
 ) -> None:
     result = top("--url", f"http://{agent}{path}")
     assert result.exit_code == 1
-    assert told in " ".join(result.output.split())
+    assert expected in " ".join(result.output.split())
 
 
 def test_an_agent_that_does_not_answer_is_named() -> None:

@@ -250,7 +250,7 @@ _ENVIRONMENT = {"GOGC": "400"}
 
 
 def unit_test(promtool: Path, file: Path) -> subprocess.CompletedProcess[str]:
-    """Run the unit tests in a file; what fails is told on both outputs."""
+    """Run the unit tests in a file; what fails is printed on both outputs."""
     return subprocess.run(
         [promtool, "test", "rules", file],
         capture_output=True,

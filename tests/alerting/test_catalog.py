@@ -185,7 +185,7 @@ def test_a_condition_looks_at_catalog_metrics_only(condition: Condition) -> None
 
 @_by_name
 def test_counters_are_looked_at_by_their_change_only(condition: Condition) -> None:
-    """A counter's bare value only tells how long the agent has been running."""
+    """A counter's bare value only says how long the agent has been running."""
     changes = {"changes", "min_over_time", "present_over_time"}
     for level in condition.levels:
         nodes = list(walk(level.when))

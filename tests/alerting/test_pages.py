@@ -39,7 +39,7 @@ def test_a_page_lies_where_the_alert_s_link_leads(condition: Condition) -> None:
 
 
 @_by_name
-def test_a_page_says_all_that_somebody_woken_needs(condition: Condition) -> None:
+def test_a_page_says_all_that_someone_woken_needs(condition: Condition) -> None:
     page, guidance = _PAGES[f"{RUNBOOKS}/{condition.name.lower()}.md"], condition.guidance
     texts = (
         condition.summary,
@@ -108,5 +108,5 @@ def test_the_numbers_of_a_site_reach_page_and_reference() -> None:
 def test_the_noise_table_is_of_the_conditions_that_there_are() -> None:
     table = (_ROOT / "alerting" / "pages" / "noise.md").read_text()
     measured = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
-    again = "measure it anew: python -m tests.alerting.noise --write"
+    again = "measure it again: python -m tests.alerting.noise --write"
     assert measured == [condition.name for condition in CONDITIONS], again

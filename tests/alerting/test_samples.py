@@ -16,7 +16,7 @@ _by_name = pytest.mark.parametrize("sample", _SAMPLES, ids=lambda path: path.ste
 
 
 @_by_name
-def test_a_sample_runs_as_it_stands_in_the_runbook(sample: Path, monkeypatch) -> None:
+def test_a_sample_runs_as_it_is_in_the_runbook(sample: Path, monkeypatch) -> None:
     monkeypatch.setattr("sys.argv", [str(sample)])
     try:
         runpy.run_path(str(sample), run_name="__main__")

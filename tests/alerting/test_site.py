@@ -121,6 +121,6 @@ def test_numbers_and_the_off_of_yaml_are_texts_too() -> None:
     assert values.severity("MpAgentLossSpike", _W) is None
 
 
-def test_all_names_are_told() -> None:
+def test_all_names_are_reported() -> None:
     expected = {*DEFAULTS, *(d.name for d in DURATIONS), *(c.name for c in CONDITIONS)}
     assert set(known_names()) == expected | {"selectors.series", "selectors.targets"}

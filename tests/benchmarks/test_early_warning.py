@@ -120,7 +120,7 @@ def test_only_a_signal_before_the_loss_is_a_warning():
     assert found.recall == 0.4
 
 
-def test_the_lead_to_the_loss_itself_is_told_from_that_to_its_condition():
+def test_the_lead_to_the_loss_itself_is_distinguished_from_that_to_its_condition():
     late = replace(pair({STALE: 100, LOSS: 230}), left_step=111)
     never = pair({STALE: 100, LOSS: 230})
     found = reach_of(STALE, [late, never])

@@ -1,4 +1,4 @@
-"""The report of a GPU, on the processor with tiny sizes: it is run where nobody can mend it."""
+"""The report of a GPU, on the processor with tiny sizes: it is run where it cannot be repaired."""
 
 import pytest
 import torch

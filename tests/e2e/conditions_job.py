@@ -1,6 +1,6 @@
 """A job whose gradients explode until every rank has heard of it: torchrun conditions_job.py DIR.
 
-Each rank writes what its callback was given, one line per call, into a file of its own.
+Each rank writes what its callback was given, one line per call, into its own file.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Trains while processes come and go beside the ranks: data workers and a child of the user's own.
+"""Trains while processes come and go next to the ranks: data workers and a child of the user's own.
 
 Every data worker prints at which ports it listens, rank 0 how its child ended.
 """

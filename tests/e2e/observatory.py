@@ -149,7 +149,7 @@ class Observatory:
             if names >= set(scenario.alerts):
                 break
             time.sleep(0.2)
-        # Nothing tells that no further alert will come; only time does.
+        # Nothing shows that no further alert will come; only time does.
         time.sleep(_SETTLING_SECONDS)
 
     def _fired(self, run: str) -> dict[str, str]:

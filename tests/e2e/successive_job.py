@@ -1,4 +1,4 @@
-"""Trains folds one after another, each anew, and all of it again after `shutdown()` and `init()`.
+"""Trains folds one after another from scratch, and all of it again after `shutdown()` and `init()`.
 
 Two optimizers train each fold's model, and all of them stay alive. Rank 0 prints the norms of the
 last step's gradients, of the model and of each optimizer's part, by a float64 reference.

@@ -29,7 +29,7 @@ SCENARIOS = [
 TIME_SCALE = 1 / 20
 """Leaves the rules a `scrape_gap` of 9 s: on a busy machine VictoriaMetrics shows a sample only
 some seconds after it took it."""
-NOBODY = "http://127.0.0.1:1"
+NOWHERE = "http://127.0.0.1:1"
 EACH_PATHS_OWN = {"mp_agent_scrape_duration_seconds"}
 CHANGING = {
     "mp_agent_counting_seconds",
@@ -220,7 +220,7 @@ def site(find: Callable[[str], Path], directory: Path) -> Iterator[Site]:
     subprocess.run([*command, "--output", str(rules)], check=True)
     with (
         prometheus(
-            find("prometheus"), directory / "prometheus", rules=rules, alertmanager_url=NOBODY
+            find("prometheus"), directory / "prometheus", rules=rules, alertmanager_url=NOWHERE
         ) as scraping,
         victoria_metrics(find("victoria-metrics"), directory / "victoria") as victoria,
         vmalert(
@@ -228,7 +228,7 @@ def site(find: Callable[[str], Path], directory: Path) -> Iterator[Site]:
             directory / "vmalert",
             rules=rules,
             datasource_url=victoria.url,
-            alertmanager_url=NOBODY,
+            alertmanager_url=NOWHERE,
         ) as vmalert_url,
         AlertLog(vmalert_url) as alerts,
     ):

@@ -1,4 +1,4 @@
-"""Processes beside a job's ranks, and ranks that end in odd ways; see also tests/hosts."""
+"""Processes next to a job's ranks, and ranks that end in odd ways; see also tests/hosts."""
 
 import os
 import re
@@ -68,7 +68,7 @@ def test_data_workers_and_a_fork_of_the_users_own_are_no_ranks_and_inherit_nothi
     with torchrun_job(
         (FORKING_JOB, "--gate", str(gate)), run="forking", log_file=tmp_path / "job.log"
     ) as job:
-        # Spawned workers import torch anew.
+        # Spawned workers import torch again.
         wait_half_way(job, seconds=110)
         status = wait_for_agent(job)
         assert node_agents(job) == [status.pid]

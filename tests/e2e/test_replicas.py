@@ -142,7 +142,7 @@ def test_a_bypassed_wrapper_is_found_at_the_second_step(merged):
     assert all(found.agree for step in steps for found in step.replicas.values())
 
 
-def test_updates_that_are_never_reduced_are_found_once_no_averaging_is_to_be_expected(merged):
+def test_updates_that_are_never_reduced_are_found_once_no_averaging_is_expected(merged):
     steps = merged("the_last_micro_batch_under_no_sync")
     limit = int(resolve({})["unreduced_steps"])
     assert unreduced(steps) == list(range(limit, LONG_STEPS + 1))

@@ -1,4 +1,4 @@
-"""The status page in a real browser, beside a real job: live, readable, and honest at the end."""
+"""The status page of a real job in a real browser: live, readable, and honest at the end."""
 
 import json
 import os
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
 JOB = Path(__file__).parent / "job.py"
 _MILLISECONDS = 60_000
 _CONDITION = "MpAgentNonFiniteUpdate"
-_LOSS_TOLD = re.compile(r"^loss over steps \d+ to \d+: now \S+")
+_LOSS_SUMMARY = re.compile(r"^loss over steps \d+ to \d+: now \S+")
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +98,9 @@ def test_the_page_follows_a_run_from_its_first_steps_to_its_end_and_beyond(
     before = step_shown(page)
     wait_until(lambda: step_shown(page) > before or None, seconds=30, what="a later step")
     expect(page.locator("#chart-norm canvas")).to_be_visible()
-    expect(page.locator("#chart-loss")).to_have_attribute("aria-label", _LOSS_TOLD)
+    expect(page.locator("#chart-loss")).to_have_attribute("aria-label", _LOSS_SUMMARY)
     assert violations(page) == []
-    _tells_values_under_the_pointer_and_the_last_without(page)
+    _shows_values_under_the_pointer_and_the_last_without(page)
 
     expect(page.locator("#layers tbody tr")).to_have_count(4, timeout=_MILLISECONDS)
     _sorts_by_name_up_and_down(page)
@@ -156,12 +156,12 @@ def _sorts_by_name_up_and_down(page: Page) -> None:
 
 
 def legend_step(page: Page, chart: str) -> int:
-    """Return the step whose value a chart's legend tells."""
+    """Return the step whose value a chart's legend shows."""
     text = page.locator(f"#{chart} .u-legend .u-value").first.inner_text()
     return int(text.replace(",", ""))
 
 
-def _tells_values_under_the_pointer_and_the_last_without(page: Page) -> None:
+def _shows_values_under_the_pointer_and_the_last_without(page: Page) -> None:
     plot = page.locator("#chart-norm .u-over")
     plot.scroll_into_view_if_needed()
     place = plot.bounding_box()

@@ -173,7 +173,7 @@ def severities(alerts: Alerts) -> dict[str, str]:
     return {name: severity for name, (severity, _) in alerts.items()}
 
 
-def test_the_explosion_is_told_by_the_node_agent(recorded: Recorded) -> None:
+def test_the_explosion_is_reported_by_the_node_agent(recorded: Recorded) -> None:
     assert recorded.live["MpAgentGradientExplosion"][0] == "critical"
     assert recorded.live.keys() >= {"MpAgentLossSpike", "MpAgentLossDiverging"}
 
@@ -183,13 +183,13 @@ def test_each_way_brings_the_same_alerts(recorded: Recorded, way: str) -> None:
     assert severities(getattr(recorded, way)) == severities(recorded.live)
 
 
-def test_the_log_tells_them_at_the_same_steps_within_a_scrape(recorded: Recorded) -> None:
+def test_the_log_reports_them_at_the_same_steps_within_a_scrape(recorded: Recorded) -> None:
     for name, (_, live) in recorded.live.items():
         assert recorded.of_log[name][1] == pytest.approx(live, abs=SCRAPE_SECONDS), name
 
 
 @pytest.mark.parametrize("way", ["rules", "of_prometheus"])
-def test_prometheus_tells_them_within_a_scrape_and_an_evaluation(recorded: Recorded, way) -> None:
+def test_prometheus_reports_them_within_a_scrape_and_an_evaluation(recorded: Recorded, way) -> None:
     for name, (_, live) in recorded.live.items():
         delay = getattr(recorded, way)[name][1] - live
         assert -SCRAPE_SECONDS <= delay <= recorded.delay_seconds, (name, delay)

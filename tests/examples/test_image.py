@@ -31,7 +31,7 @@ def test_it_is_built_from_all_that_the_package_holds() -> None:
     assert not copied & set(ignored)
 
 
-def test_it_is_pinned_and_runs_as_nobody_special() -> None:
+def test_it_is_pinned_and_runs_as_an_unprivileged_user() -> None:
     assert DOCKERFILE.startswith("# syntax=docker/dockerfile:1\n")
     assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${BASE}", "${BASE}"]
     before_stages = DOCKERFILE.partition("\nFROM ")[0]

@@ -49,7 +49,7 @@ def test_custom_jobs_fit_their_definitions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_pod_opts_in_with_label_and_port_lasts_the_linger_and_needs_no_privilege(
+def test_every_pod_opts_in_outlasts_the_linger_and_needs_no_privilege(
     name: str,
 ) -> None:
     templates = [pod for document in documents(name) for pod in pod_templates(document)]

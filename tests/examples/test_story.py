@@ -41,7 +41,7 @@ def test_a_healthy_run_has_no_story():
     assert story.first is None
 
 
-def test_what_comes_first_is_told_with_its_step_and_the_layer_of_the_largest_gradient():
+def test_what_comes_first_is_named_with_its_step_and_layer():
     story = Story()
     for seen in (reading(), EXPLODED, LOST):
         story.add(seen)
@@ -54,7 +54,7 @@ def test_what_comes_first_is_told_with_its_step_and_the_layer_of_the_largest_gra
     )
 
 
-def test_a_non_finite_loss_is_told_with_the_step_and_rank_that_the_agent_names():
+def test_a_non_finite_loss_is_reported_with_the_step_and_rank_that_the_agent_names():
     story = Story()
     story.add(LOST)
     first = story.first
@@ -67,7 +67,7 @@ def test_a_name_that_the_catalog_does_not_hold_is_refused():
         reading().value("mp_agent_no_such_metric")
 
 
-def test_without_servers_the_same_conditions_are_told_once_each():
+def test_without_servers_the_same_conditions_are_reported_once_each():
     source = MetricsAlone()
     assert not source.firing("demo", reading())
     assert [alert.name for alert in source.firing("demo", EXPLODED)] == ["MpAgentGradientExplosion"]

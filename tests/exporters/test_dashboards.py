@@ -52,7 +52,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert str(taken) in result.output
 
 
-def test_a_threshold_that_was_set_is_drawn_and_told(tmp_path: Path) -> None:
+def test_a_threshold_that_was_set_is_drawn_and_named(tmp_path: Path) -> None:
     run("--output", str(tmp_path), "--set", "grad_norm_high=50", "--set", "grad_norm_very_low=2e-3")
     panel = norm_panel(tmp_path)
     assert limits(panel) == [1e-6, 0.002, 0.01, 50, 1000]
@@ -83,7 +83,7 @@ def test_panels_link_to_the_runbooks_of_the_site(tmp_path: Path, base: str, page
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("--set", "grad_norm_higher=50"), "'grad_norm_higher' is unknown"),
         (("--set", "grad_norm_high"), "write NAME=VALUE"),
@@ -93,9 +93,9 @@ def test_panels_link_to_the_runbooks_of_the_site(tmp_path: Path, base: str, page
     ],
 )
 def test_what_cannot_be_had_is_named_and_nothing_written(
-    tmp_path: Path, arguments: tuple[str, ...], told: str
+    tmp_path: Path, arguments: tuple[str, ...], expected: str
 ) -> None:
     result = run("--output", str(tmp_path / "out"), *arguments)
     assert result.exit_code == 2
-    assert told in result.output
+    assert expected in result.output
     assert not (tmp_path / "out").exists()

@@ -78,7 +78,7 @@ def test_a_file_that_stays_as_it_is_is_only_refreshed(tmp_path: Path):
     assert after.st_mtime > 1
 
 
-def test_a_file_that_somebody_removed_is_written_again(tmp_path: Path):
+def test_a_file_that_was_removed_is_written_again(tmp_path: Path):
     file = TargetsFile(tmp_path, "llama", "node0")
     file.write(b"[]")
     file.path.unlink()

@@ -70,7 +70,7 @@ def test_every_metric_of_the_catalog_comes_out_by_its_name_and_labels(write, par
         assert found[name].labels == labels, name
 
 
-def test_types_are_told():
+def test_types_are_declared():
     types = {family.name: family.type for family in parse_openmetrics(openmetrics(everything()))}
 
     assert types["mp_agent_steps"] == "counter"

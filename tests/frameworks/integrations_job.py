@@ -116,7 +116,7 @@ def train_with_accelerate(directory: Path) -> None:
     from mp_agent.integrations.accelerate import MpAgentTracker
 
     class Lines(GeneralTracker):
-        """Keeps what is logged, as a tracker of somebody else would."""
+        """Keeps what is logged, as another library's tracker would."""
 
         name, requires_logging_directory = "lines", False
 

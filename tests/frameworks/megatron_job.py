@@ -77,7 +77,8 @@ class Trainer:
         self.variant, self.groups = variant, parallel_state(variant)
         core("tensor_parallel.random").model_parallel_cuda_manual_seed(7)
         if variant.moe:
-            # A name that Megatron 0.16 defines only beside Transformer Engine, and then asks for.
+            # A name that Megatron 0.16 defines only together with Transformer Engine, and then asks
+            # for.
             vars(core("transformer.moe.moe_utils")).setdefault("te_general_gemm", None)
         self.config = self._config(dtype)
         self.chunks = [self._chunk(stage) for stage in range(variant.chunks)]

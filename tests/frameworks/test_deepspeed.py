@@ -83,16 +83,16 @@ class TestEveryStage:
 
     def test_norm_clipping_and_skips_are_those_of_deepspeed(self, rings, seen, name):
         variant = VARIANTS[name]
-        for step, told in zip(merge_rings(rings), seen, strict=True):
-            assert step.get("skipped") == told["skipped"]
-            assert step.step == told["step"]
+        for step, recorded in zip(merge_rings(rings), seen, strict=True):
+            assert step.get("skipped") == recorded["skipped"]
+            assert step.step == recorded["step"]
             norm = step.grad_norm
             assert norm is not None
-            if told["norm"] is not None and not told["skipped"]:
+            if recorded["norm"] is not None and not recorded["skipped"]:
                 # At a step at which the scale grows, stage 3 divides by the scale of the next.
-                grown = variant.stage == 3 and told["norm"] == pytest.approx(norm / 2, rel=1e-2)
-                assert told["norm"] * (1 + grown) == pytest.approx(norm, rel=OF_DEEPSPEED)
-            if variant.clips and not told["skipped"]:
+                grown = variant.stage == 3 and recorded["norm"] == pytest.approx(norm / 2, rel=1e-2)
+                assert recorded["norm"] * (1 + grown) == pytest.approx(norm, rel=OF_DEEPSPEED)
+            if variant.clips and not recorded["skipped"]:
                 assert step.get("clip_max_norm") == CLIP
                 assert step.get("clip_norm") == pytest.approx(norm, rel=OF_DEEPSPEED)
             else:
@@ -124,8 +124,8 @@ class TestEveryStage:
             assert ring.state.unsupported == ()
 
     def test_the_loss_scale_is_that_of_deepspeed(self, rings, seen, name):
-        for step, told in zip(merge_rings(rings), seen, strict=True):
-            expected = told["scale"] if VARIANTS[name].dtype == "fp16" else None
+        for step, recorded in zip(merge_rings(rings), seen, strict=True):
+            expected = recorded["scale"] if VARIANTS[name].dtype == "fp16" else None
             assert step.get("loss_scale") == expected
 
     def test_no_replicas_are_said_to_diverge(self, rings, name):

@@ -160,7 +160,7 @@ def test_rows_are_those_of_the_logits_that_the_model_returns(make, tmp_path):
         assert row == approximately(expected_row(logits, top_k=2))
 
 
-def test_switch_transformers_tell_which_tokens_were_dropped(tmp_path):
+def test_switch_transformers_report_which_tokens_were_dropped(tmp_path):
     torch.manual_seed(0)
     model = switch()
     randomize(model)
@@ -194,7 +194,7 @@ def test_switch_transformers_tell_which_tokens_were_dropped(tmp_path):
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("top_k", [1, 2, 3])
-def test_deepspeeds_gate_tells_its_load_and_what_it_dropped(top_k, sparse):
+def test_deepspeeds_gate_reports_its_load_and_what_it_dropped(top_k, sparse):
     sharded_moe = pytest.importorskip("deepspeed.moe.sharded_moe")
     from mp_agent.probe.instruments.router_gates import read_of_class
     from mp_agent.probe.instruments.routers import router_row

@@ -1,7 +1,7 @@
 """`torchrun -m tests.frameworks.torchtitan_job DIRECTORY VARIANT …`: torchtitan's trainer on CPUs.
 
 The model is its Llama 3 for debugging; tokenizer and texts are made here. What the trainer logs of
-each step is written beside the ring.
+each step is written next to the ring.
 """
 
 import contextlib

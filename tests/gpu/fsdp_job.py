@@ -1,4 +1,4 @@
-"""FSDP1 on GPUs, two ranks; what one process in float64 makes of the same data, beside it."""
+"""FSDP1 on GPUs, two ranks; what one process in float64 makes of the same data, for comparison."""
 
 import importlib
 from pathlib import Path

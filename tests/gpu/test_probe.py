@@ -117,7 +117,9 @@ def assert_gradients(contents: RingContents, job: Job) -> None:
         (torch.float16, 2.0**30, True, 0.0),  # overflows and is skipped
     ],
 )
-def test_numbers_are_right_and_nobody_waited(watched, machine, autocast, scale, fused, clip):
+def test_numbers_are_right_and_the_host_never_waited(
+    watched, machine, autocast, scale, fused, clip
+):
     """GradScaler itself waits for unfused optimizers, so they are not among these."""
     job = Job(machine, autocast=autocast, scale=scale, fused=fused, clip=clip)
     contents = watched(job)

@@ -11,7 +11,7 @@ from mp_agent.probe.statistics.fused.build import DISTRIBUTION_KERNELS, _say_onc
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.records.columns import DISTRIBUTION
-from tests.agent.probe.statistics.distributions import assert_distribution, beside_every_edge
+from tests.agent.probe.statistics.distributions import around_every_edge, assert_distribution
 from tests.agent.probe.statistics.gradients import DTYPES, LAYOUTS, VALUES, normal
 from tests.agent.probe.statistics.reference import assert_rows, expected_row
 from tests.gpu.machine import Machine, placed
@@ -33,7 +33,7 @@ def statistics(machine: Machine) -> GradientStatistics:
 def test_the_kernels_are_used_where_triton_is_installed(caplog: pytest.LogCaptureFixture) -> None:
     """Else the log has the reason, and most of the tests below are of stock operations."""
     pytest.importorskip("triton", reason="without Triton stock operations do")
-    launchable.cache_clear()  # an earlier test may have been told, and the reason logged there
+    launchable.cache_clear()  # an earlier test may have been warned, and the reason logged there
     _say_once.cache_clear()
     device = torch.device("cuda")
     assert isinstance(for_device(device), FusedStatistics), caplog.text
@@ -104,7 +104,7 @@ def test_the_distribution_agrees_with_the_reference_at_every_edge(
     inverse_scale: float,
     loss_scale: float | None,
 ) -> None:
-    gradients = [beside_every_edge(dtype, inverse_scale, loss_scale), normal(70_000).to(dtype)[1:]]
+    gradients = [around_every_edge(dtype, inverse_scale, loss_scale), normal(70_000).to(dtype)[1:]]
     placed_there = [placed(gradient, machine.device) for gradient in gradients]
     scales = (inverse_scale, loss_scale)
     found = statistics.distribution(placed_there, *scales).cpu()

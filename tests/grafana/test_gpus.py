@@ -48,7 +48,7 @@ def test_a_gpu_is_joined_to_its_ranks_however_its_uuid_is_written(
     }
     file = tmp_path / "gpus.test.yaml"
     file.write_text(yaml.safe_dump({"evaluation_interval": "15s", "tests": [test]}), "utf-8")
-    told = subprocess.run(
+    result = subprocess.run(
         [server("promtool"), "test", "rules", file], capture_output=True, text=True, check=False
     )
-    assert told.returncode == 0, told.stdout + told.stderr
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -111,7 +111,7 @@ def page() -> Iterator[Page]:
 
 
 @pytest.mark.parametrize("panel", LOG_PANELS)
-def test_a_log_axis_is_drawn_with_values_from_the_smallest_to_the_largest_and_without_any(
+def test_a_log_axis_is_drawn_with_the_smallest_and_largest_values_and_without_any(
     asking: Asking, page: Page, panel: Panel
 ) -> None:
     answers = [row for query in asked(panel) for row in asking.series(panel, drawn(panel, query))]

@@ -16,7 +16,7 @@ Schema = dict[str, Any]
 
 
 class _Loader(yaml.CSafeLoader):
-    """Reads a plain `=` as a text, as Kubernetes does; YAML 1.1 gives it a type of its own."""
+    """Reads a plain `=` as a text, as Kubernetes does; YAML 1.1 gives it its own type."""
 
 
 def _text(loader: _Loader, node: yaml.ScalarNode) -> str:

@@ -7,7 +7,7 @@ Spec = Mapping[str, Any]
 
 
 def violations(pod: Spec) -> list[str]:
-    """Return what the standard would refuse in a pod's spec, and a token that nobody needs."""
+    """Return what the standard would refuse in a pod's spec, and an unneeded token."""
     return [*_of_the_pod(pod), *(text for one in _containers(pod) for text in _of_one(one, pod))]
 
 

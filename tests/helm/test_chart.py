@@ -90,7 +90,7 @@ def test_by_default_no_workload_runs() -> None:
     assert not kinds & workloads
 
 
-def test_custom_resources_are_left_out_where_the_cluster_lacks_them_and_the_notes_say_so() -> None:
+def test_custom_resources_that_the_cluster_lacks_are_left_out_and_the_notes_say_so() -> None:
     values = {**values_file("everything"), "assumeApiVersions": []}
     assert not any(map(is_custom, objects(values)))
     notes = " ".join(texts(values)[NOTES].split())
@@ -111,7 +111,7 @@ def test_a_kind_alone_can_be_there() -> None:
     assert "monitoring.coreos.com/v1/PrometheusRule" in texts(values)[NOTES]
 
 
-def test_notes_say_how_to_label_a_pod_and_how_to_see_series_and_name_the_release_trap() -> None:
+def test_notes_explain_pod_labels_and_where_series_are_and_name_the_release_trap() -> None:
     notes = texts(values_file("default"))[NOTES]
     assert 'mp-agent.io/scrape: "true"' in notes
     assert "{name: mp-agent, containerPort: 9464}" in notes

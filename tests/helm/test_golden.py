@@ -1,7 +1,7 @@
-"""The whole rendering, as committed, so that a change of it is a change that somebody read.
+"""The whole rendering, as committed, so that a change of it is a change that someone read.
 
-`UPDATE_GOLDEN=1 python -m pytest tests/helm/test_golden.py` writes the files anew. Rules,
-dashboards and messages have tests of their own and stand here by their names alone.
+`UPDATE_GOLDEN=1 python -m pytest tests/helm/test_golden.py` writes the files again. Rules,
+dashboards and messages have their own tests and are listed here by name alone.
 """
 
 import os

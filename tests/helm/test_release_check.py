@@ -98,7 +98,7 @@ def test_rules_and_monitor_that_prometheus_has_are_found_and_others_are_missed(
 
 
 @pytest.mark.e2e
-def test_a_second_release_that_scrapes_the_same_pods_or_loads_the_same_rules_is_named(
+def test_a_second_release_with_the_same_pods_or_rules_is_named(
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:
     for name in ("first.yaml", "second.yaml"):

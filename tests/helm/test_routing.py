@@ -1,4 +1,4 @@
-"""The AlertmanagerConfig tells people what the shipped Alertmanager configuration tells them."""
+"""The AlertmanagerConfig tells apart what the shipped Alertmanager configuration tells apart."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ def receivers(**channels: Mapping[str, str]) -> dict[str, set[str]]:
     return {one["name"]: one.keys() - {"name"} for one in config["spec"]["receivers"]}
 
 
-def test_only_critical_alerts_page_where_there_is_another_way_to_tell() -> None:
+def test_only_critical_alerts_page_where_there_is_another_channel() -> None:
     assert receivers(slack=SLACK, pagerduty=PAGERDUTY) == {
         "on-call": {"slackConfigs", "pagerdutyConfigs"},
         "tickets": {"slackConfigs"},

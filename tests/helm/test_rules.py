@@ -149,7 +149,7 @@ def test_no_mark_is_left() -> None:
 
 
 @pytest.mark.e2e
-def test_released_rules_pass_promtool_and_the_conditions_own_unit_tests_with_changed_numbers(
+def test_released_rules_pass_promtool_and_their_unit_tests_with_changed_numbers(
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """With the defaults they are the committed rules, whose unit tests run elsewhere."""

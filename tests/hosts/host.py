@@ -90,7 +90,7 @@ class Host:
         self.run("ip", "link", "set", "eth0", "up")
 
     def cut(self) -> None:
-        """Lose all packets from and to the host; nobody is told, as when a switch fails."""
+        """Lose all packets from and to the host; no process is notified, as when a switch fails."""
         self._switch.cut(self.name)
 
     def restore(self) -> None:
@@ -215,7 +215,7 @@ class Host:
             except OSError:
                 return None
 
-        what = f"the end of whoever listens on port {port} of {self.name}"
+        what = f"the end of the process that listens on port {port} of {self.name}"
         with wait_until(lambda: self.in_network(listen), what=what):
             yield
 

@@ -86,7 +86,7 @@ class Job:
 
 
 class Network:
-    """`network[0]` is the first host; torchrun's rendezvous is on the host that `start` is told."""
+    """`network[0]` is the first host; torchrun's rendezvous is on the host that `start` gets."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         """Boot the hosts."""

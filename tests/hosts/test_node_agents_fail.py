@@ -32,7 +32,7 @@ def test_node_agents_that_die_and_hang_under_skewed_clocks(tmp_path: Path):
         assert not is_recent(ahead)
         assert is_recent(ahead - 3600)
 
-        # The agent of another node: a new one takes over, and the root is told everything again.
+        # The agent of another node: a new one takes over, and the root is sent everything again.
         killed = kill_agent(hosts[1])
         job.job.until(
             lambda: (a := hosts[1].agent(RUN)) and a.pid != killed,
@@ -57,7 +57,7 @@ def test_node_agents_that_die_and_hang_under_skewed_clocks(tmp_path: Path):
         assert after["steps_total"] >= before["steps_total"]
         assert after["nodes_known{0}"] == 3
 
-        # Once more, and somebody else takes its port meanwhile: the other nodes are told.
+        # Once more, and another process takes its port meanwhile: the other nodes are notified.
         killed = kill_agent(hosts[0])
         with hosts[0].port_taken(port):
             job.job.until(

@@ -1,4 +1,4 @@
-"""A whole host dies under a job that needs all of them: the job ends, and its end is told."""
+"""A whole host dies under a job that needs all of them: the job ends, and its end is reported."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.hosts.network import network
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 
-def test_a_host_that_dies_is_told_by_the_root_when_the_others_have_ended(tmp_path: Path):
+def test_a_host_that_dies_is_reported_by_the_root_when_the_others_have_ended(tmp_path: Path):
     with network(3, tmp_path) as hosts:
         job = start(hosts, tmp_path)
         job.begin()

@@ -16,7 +16,7 @@ def renamed(reference: Reference, rename: Callable[[str], str]) -> Reference:
 
 
 def united(rows: Rows, prefixes: list[str], name: str) -> Rows:
-    """Layers that nobody can tell apart stand under one name: the norm of their union."""
+    """Layers that cannot be told apart have one name: the norm of their union."""
     united: Rows = {}
     for layer, row in rows.items():
         prefix = next((p for p in prefixes if layer.startswith(f"{p}.")), None)

@@ -121,7 +121,7 @@ class TestEverySplit:
                     row, expected.get(layer, NO_ELEMENTS), rtol=RELATIVE_ERROR, err_msg=layer
                 )
 
-    def test_nobody_is_said_to_diverge(self, rings, name):
+    def test_no_replica_is_said_to_diverge(self, rings, name):
         merged = merge_rings(rings(name), nodes=2)
         compared = {kind for step in merged for kind in step.replicas}
         assert all(found.agree for step in merged for found in step.replicas.values())

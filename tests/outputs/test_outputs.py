@@ -1,7 +1,7 @@
 """What users and programs read of canonical runs, byte by byte as committed.
 
-A change of these files is a change that somebody read.
-`UPDATE_EXPECTED=1 python -m pytest tests/outputs` writes them anew.
+A change of these files is a change that someone read.
+`UPDATE_EXPECTED=1 python -m pytest tests/outputs` writes them.
 """
 
 import os
@@ -20,13 +20,13 @@ WITHOUT_VALUE: frozenset[str] = frozenset()
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, str], Snapshot]:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, str], Snapshot]:
     return texts(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.slow
-def test_the_texts_are_the_committed_ones(told: tuple[Mapping[str, str], Snapshot]) -> None:
-    found, _ = told
+def test_the_texts_are_the_committed_ones(reported: tuple[Mapping[str, str], Snapshot]) -> None:
+    found, _ = reported
     if os.environ.get("UPDATE_EXPECTED"):
         EXPECTED.mkdir(exist_ok=True)
         for path in EXPECTED.iterdir():
@@ -52,8 +52,8 @@ def _first_difference(name: str, found: str, committed: str) -> str:
 
 @pytest.mark.slow
 def test_every_metric_has_a_value_in_a_canonical_run(
-    told: tuple[Mapping[str, str], Snapshot],
+    reported: tuple[Mapping[str, str], Snapshot],
 ) -> None:
-    _, snapshot = told
+    _, snapshot = reported
     shown = {family.metric.name for family in snapshot if family.samples}
     assert {metric.name for metric in METRICS} - shown == WITHOUT_VALUE

@@ -1,7 +1,7 @@
 """The texts of the canonical runs that users and programs read, one for each surface.
 
 `mp-agent recommend` and `mp-agent compare` of a model compute with torch: their model is one whose
-arithmetic is exact, so that neither the processor nor its threads matter, and what they tell of the
+arithmetic is exact, so that neither the processor nor its threads matter, and what they say of the
 machine is left out. What measures time is not here: `mp-agent evaluate`, `doctor` and `top`, whose
 numbers are those of the status report.
 """
@@ -50,7 +50,7 @@ def texts(directory: Path) -> tuple[dict[str, str], Snapshot]:
         views = exports(clock, players)
         snapshot = SnapshotBuilder(resolve({}), 20_000).build(views, clock.unix_seconds)
         report = snapshot_report(views, resolve({}), clock.unix_seconds)
-        told = {
+        reported = {
             "metrics.txt": render(snapshot)[0].decode(),
             "otlp.jsonl": _lines(_pushed(snapshot)),
             "events.jsonl": _lines(_events(players)),
@@ -59,7 +59,7 @@ def texts(directory: Path) -> tuple[dict[str, str], Snapshot]:
             "ring.hex": "".join(_ring(directory, clock)),
             **_commands(directory, players),
         }
-    return {name: _without_place(text, directory) for name, text in told.items()}, snapshot
+    return {name: _without_place(text, directory) for name, text in reported.items()}, snapshot
 
 
 def _without_place(text: str, directory: Path) -> str:

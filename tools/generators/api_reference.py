@@ -66,7 +66,7 @@ def _wrapped(signature: str) -> str:
 
 
 def _split_at_commas(text: str) -> Iterator[str]:
-    """Yield the parts between commas that stand outside brackets."""
+    """Yield the parts between commas outside brackets."""
     depth, begin = 0, 0
     for index, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")

@@ -39,7 +39,7 @@ _EMPTY = {"type": "object", "maxProperties": 0}
 _OBJECT_LIST = {"type": "array", "items": {"type": "object"}}
 _COUNT = {"type": "integer", "minimum": 0}
 _URL = {"type": "string", "pattern": r"^https?://[^\s@]+$"}
-"""Without user and password, which belong into a secret."""
+"""A URL without user and password, which belong into a secret."""
 _NO_URL = {"type": "string", "maxLength": 0}
 _PORT_NAME = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,13}[a-z0-9])?$"}
 _MATCHER_LIST = {"type": "string", "pattern": f"^{MATCHERS}$"}

@@ -31,7 +31,7 @@ FORMATS: tuple[LogFormat, ...] = (
     FAIRSEQ,
     DEEPSPEED,
 )
-"""The most particular first."""
+"""All formats, the most particular first."""
 
 _FILES_MAX = 100_000
 

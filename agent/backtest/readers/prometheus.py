@@ -29,7 +29,7 @@ _STEP = "mp_agent_step"
 _TARGET = "instance"
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
-"""Name, and label pairs."""
+"""A series' name and label pairs."""
 
 
 def read_prometheus(source: str, options: ReadOptions, now_seconds: float) -> Sequence[TrainingLog]:

@@ -188,7 +188,7 @@ def _scalars(event: bytes) -> dict[str, Any]:
 
 
 def _scalar(summary: bytes) -> dict[str, float]:
-    """Return tag and value of a summary's value; nothing for an image, a histogram and the like."""
+    """Return tag and value of a summary's value; nothing for an image, a histogram or similar."""
     tag, found = "", None
     for number, value in fields_of(summary):
         if number == 1:

@@ -15,7 +15,7 @@ from mp_agent.inputs.files import parse_json, read_lines
 LINE_CHARACTERS_MAX = 20_000
 """A longer line holds no step of a trainer; a progress bar may."""
 _STATES_CHARACTERS_MAX = 1 << 24
-"""Of all states of a progress bar."""
+"""Most characters of all states of a progress bar."""
 
 NUMBER = (
     r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|NaN|NAN|inf|Inf|INF|Infinity)"
@@ -67,7 +67,7 @@ def _read_deepspeed(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
     if not rows:
         raise LogError("holds no line `step=N, skipped=N, lr=[…]` and no overflow")
     if any("skipped" in row for _, row in rows):
-        # Each skip has a line of its own, with its scale.
+        # Each skip has its own line, with its scale.
         for _, row in rows:
             row.pop("skipped_cumulative", None)
     return [log_of_rows(path, _DEEPSPEED_NAME, rows, options, problems=Problems())]

@@ -18,7 +18,7 @@ from mp_agent.errors import SettingError
 from mp_agent.records.conditions import Alert
 
 KNOBS: Mapping[str, tuple[Knob, ...]] = {c.name: c.knobs for c in CONDITIONS if c.knobs}
-"""Of the conditions that can be tuned."""
+"""Knobs of the conditions that can be tuned."""
 
 
 @dataclass(slots=True)

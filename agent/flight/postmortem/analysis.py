@@ -46,7 +46,7 @@ _FOLLOWS_FROM: Mapping[Causes, tuple[Causes, ...]] = {
     Causes.RANK_STALLED: (_GPU,),
 }
 """Causes that a cause can follow from besides those of its alerts: what no alert is about."""
-_BESIDE = {
+_WITHOUT_ALERTS = {
     own.value.name: [cause.value.name for cause in causes] for own, causes in _FOLLOWS_FROM.items()
 }
 _ENDS = (Causes.RANK_KILLED.value, Causes.RANK_FAILED.value, Causes.RANK_STALLED.value)
@@ -86,7 +86,7 @@ def _causes_of(
 ) -> Iterator[Diagnosis]:
     """Yield what a finding can follow from, if it appeared no later; the likeliest first."""
     alerts = (name for own in finding.cause.signs for name in _BY_NAME[own].follows_from)
-    names = [*_BESIDE.get(finding.cause.name, ()), *alerts]
+    names = [*_WITHOUT_ALERTS.get(finding.cause.name, ()), *alerts]
     for name in names:
         for other in found:
             fits = name == other.cause.name or name in other.cause.signs
@@ -161,14 +161,14 @@ class Analysis:
     """RUNNING if the run continued when the record was made."""
     findings: tuple[Diagnosis, ...]
     remedies: tuple[RemedyAdvice, ...]
-    """Of the first finding."""
+    """Remedies of the first finding."""
     moves: tuple[Move, ...]
     around: tuple[MergedStep, ...]
     """Steps before and after the first bad one; the last ones when there is none."""
     layers: tuple[LayerSummary, ...]
     """The worst layers, at `layers_step`."""
     layers_step: int
-    """In the trainer's count; the first bad one, or the last sampled one before it."""
+    """First bad step in the trainer's count, or the last sampled one before it."""
     limits: tuple[tuple[str, float], ...]
     """Thresholds of the gradient norm, by name."""
     not_measured: tuple[tuple[str, str], ...]

@@ -155,13 +155,13 @@ class Evidence:
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     gpu_errors: tuple[GpuError, ...] = ()
-    """Of the machines of the run, where someone gave them."""
+    """Errors of the GPUs of the run's machines, where someone gave them."""
     notes: tuple[str, ...] = ()
     """What could not be read, or was omitted."""
 
     @property
     def identity(self) -> RankIdentity:
-        """Of the lowest rank."""
+        """Identity of the lowest rank."""
         return self.ranks[0].identity
 
     @property

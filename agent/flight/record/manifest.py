@@ -192,13 +192,13 @@ MANIFEST_BYTES_MAX = 64 << 20
 DIRECTORY_BYTES_MAX = 16 << 20
 WORLD_SIZE_MAX = 1 << 17
 ROWS_MAX = 1_000_000
-"""Of all ranks of a file."""
+"""Most rows of all ranks of a file."""
 ABSENCES_MAX = 1 << 25
 """Ranks times steps: so many may be named as absent."""
 LAYERS_MAX = 4_000_000
-"""Of all schemas of a file."""
+"""Most layers of all schemas of a file."""
 TABLES_BYTES_MAX = 8 << 30
-"""Of all layer tables of all ranks, although equal ones are stored once."""
+"""Most bytes of all layer tables of all ranks, although equal ones are stored once."""
 _UNIX_SECONDS_MAX = 1e11
 _PLAIN, _DEFLATED = 0, 8
 _ENCRYPTED = 1

@@ -37,7 +37,7 @@ _WIDE_RATE = 10.0
 """Largest over smallest value from which on the axis is logarithmic."""
 _LIMIT_NAMES = {"grad_norm_extreme": "extreme", "grad_norm_high": "high", "grad_norm_low": "low"}
 _SHORTEST_PERCENT = 15.0
-"""Of the smallest norm: a logarithm has no zero to start from."""
+"""Height of the smallest norm: a logarithm has no zero to start from."""
 
 
 def as_html(analysis: Analysis) -> str:

@@ -34,7 +34,7 @@ class FunctionScope:
 
 @dataclass(slots=True)
 class State:
-    """Where execution stands."""
+    """The state of an execution."""
 
     path: list[tuple[str, bool]] = field(default_factory=list)
     loops: list[int] = field(default_factory=list)

@@ -317,7 +317,7 @@ class AbstractInterpreter(DefinitionEvaluator):
         return known[key]
 
     def run(self, function: FunctionInfo, klass: ClassInfo | None) -> Value:
-        """Execute a function by itself, with arguments of which only the names are known."""
+        """Execute a function alone, with arguments of which only the names are known."""
         node = function.node
         positional = [*node.args.posonlyargs, *node.args.args]
         names = {
@@ -355,7 +355,7 @@ def trace_module(
 
 
 def trace_function(function: FunctionInfo, project: Project, followed: set[str]) -> Trace:
-    """Execute one function by itself."""
+    """Execute one function alone."""
     trace = Trace(function.module, function.identity, modules=[function.module])
     interpreter: Evaluator = AbstractInterpreter(project, trace, followed)
     assert isinstance(interpreter, AbstractInterpreter)

@@ -42,7 +42,7 @@ _HOST = frozenset(
     "size dim numel nelement stride element_size data_ptr get_device is_contiguous backward "
     "is_floating_point storage_offset type untyped_storage register_hook items keys".split()
 )
-"""What returns no tensor."""
+"""Methods that return no tensor."""
 _SAME_OBJECT = frozenset(
     "cuda to train eval requires_grad_ contiguous half bfloat16 float double type "
     "share_memory apply to_empty cpu".split()

@@ -163,7 +163,7 @@ Path = tuple[tuple[str, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A node of the syntax tree and the module that it stands in."""
+    """A node of the syntax tree and the module that it is in."""
 
     module: ModuleInfo
     node: ast.expr | ast.stmt

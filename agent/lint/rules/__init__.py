@@ -76,7 +76,7 @@ RULES: tuple[Rule, ...] = (
     RESUME_WITHOUT_OPTIMIZER,
     NEVER_SYNCHRONIZED,
 )
-"""In the order of their codes."""
+"""All rules, in the order of their codes."""
 
 BY_CODE = {rule.code: rule for rule in RULES}
 if [rule.code for rule in RULES] != sorted(BY_CODE):

@@ -179,7 +179,7 @@ class Accumulator:
         self._follow(progress)
         self.counters = counters
         self.layers: dict[str, dict[str, LayerView]] = {}
-        """By family, the latest view of each layer whose norms count, with a later one that does
+        """Latest views of layers by family: each with norms that count, with a later one that does
         not; the latest view of a layer of which none counts."""
 
     def fold_step(self, step: MergedStep) -> None:

@@ -156,7 +156,7 @@ class NormTracker(Tracker):
         }
 
     def fold(self, step: MergedStep, thresholds: Mapping[str, float], *, loss_risen: bool) -> None:
-        """Add a closed step."""
+        """Account for a closed step."""
         self.exploded = {}
         for name, norm in judged_norms(step):
             history = self.histories.get(name)
@@ -238,14 +238,14 @@ class WithoutGradient(Tracker):
     """Tracks the layers of a run from sample to sample. Plain data, stored in the ledger."""
 
     steps: int = 0
-    """Of the attempt."""
+    """Steps of the attempt."""
     samples: int = 0
     layers: int = 0
     """Number of trained layers in the last sample."""
     missing: int = 0
     """How many of them never had a gradient."""
     names: list[str] = field(default_factory=list)
-    """Of these, the first ones."""
+    """Names of the first of them."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Count a closed step."""

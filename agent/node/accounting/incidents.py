@@ -108,7 +108,7 @@ class IncidentTracker(Tracker):
     suspect_steps: int = 0
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Add a closed step."""
+        """Account for a closed step."""
         self.fold(step)
 
     def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
@@ -121,7 +121,7 @@ class IncidentTracker(Tracker):
             self.set_layer(sample.sequence, nearest_output)
 
     def fold(self, step: MergedStep) -> None:
-        """Add a closed step."""
+        """Account for a closed step."""
         loss_nonfinite = step.flag("loss_nonfinite")
         if step.weights_kept and loss_nonfinite:
             self._suspect(step)

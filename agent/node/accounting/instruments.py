@@ -154,7 +154,7 @@ class CollectionTracker(Tracker):
     """The columns of each collection, of the last sample of which all that was measured counts."""
 
     views: dict[str, CollectionView] = field(default_factory=dict)
-    """By name, in the order of the definitions."""
+    """Views by name, in the order of the definitions."""
 
     def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
         """Add the layers of a sampled step, if collections are made of this family."""
@@ -217,9 +217,9 @@ class TensorTracker(Tracker):
     """
 
     rows: dict[str, Mapping[str, float]] = field(default_factory=dict)
-    """By name, in the order in which they came."""
+    """Rows by name, in the order in which they came."""
     whole: dict[str, bool] = field(default_factory=dict)
-    """Of each, whether all ranks were there."""
+    """By name, whether all ranks had the row."""
     beyond: dict[str, bool] = field(default_factory=dict)
     """The names that have no series, since there are too many."""
 
@@ -281,7 +281,7 @@ class LogitHistory:
 class LogitTracker(Tracker):
     """The largest attention logit and log-sum-exp of each sample, and the modules above the limit.
 
-    Samples of a checkpoint that was resumed are a past of their own.
+    Samples of a checkpoint that was resumed are a separate past.
     """
 
     attention: LogitHistory = field(default_factory=LogitHistory)

@@ -20,7 +20,7 @@ class LatestStep(Tracker):
 
     last: MergedStep | None = None
     judged: MergedStep | None = None
-    """With the last values of sampled columns that it did not measure."""
+    """The step with the last values of sampled columns that it did not measure."""
     families: dict[str, Mapping[str, float]] = field(default_factory=dict)
     """The same of each family, of the last step on which it counts."""
     sampled_steps: dict[str, int] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class LatestStep(Tracker):
     """`loss` and `gradients`, while they are NaN or Inf, to the first step on which they were."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Add a closed step."""
+        """Account for a closed step."""
         self.last = step
         broken = step.flag("loss_nonfinite")
         loss = None if broken else step.get("loss")
@@ -115,7 +115,7 @@ class ReplicaTracker(Tracker):
     """By kind."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Add a closed step."""
+        """Account for a closed step."""
         found = {
             kind: DivergenceView(
                 agree=own.agree,

@@ -25,7 +25,7 @@ class LayerHealthState:
 
     names: list[str] = field(default_factory=list)
     early_zero_shares: list[list[float]] = field(default_factory=list)
-    """Of the first samples; once there are enough, only their median."""
+    """Shares of the first samples; once there are enough, only their median."""
     early_full: list[bool] = field(default_factory=list)
     underflowing: list[bool] = field(default_factory=list)
     dead_samples: list[int] = field(default_factory=list)

@@ -50,7 +50,7 @@ class LearningTracker(Tracker):
     """Tracks a run step by step. Plain data, stored in the ledger."""
 
     untrained: dict[str, int] = field(default_factory=dict)
-    """Reason → consecutive steps."""
+    """Consecutive steps by reason."""
     nonfinite_steps: int = 0
     """Consecutive steps with non-finite gradients not explained by loss scale calibration."""
     scaled_clip_steps: int = 0
@@ -83,7 +83,7 @@ class LearningTracker(Tracker):
     """Whether the best level has fallen clearly since then."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Add a closed step."""
+        """Account for a closed step."""
         self.fold(step, context.thresholds)
         losses = context.progress.losses
         self._follow_level(losses.reference, losses.window[-_LATEST_LOSSES:])
@@ -100,7 +100,7 @@ class LearningTracker(Tracker):
         return Learning(untrained=untrained, scaled_clip_steps=self.scaled_clip_steps)
 
     def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
-        """Add a closed step."""
+        """Account for a closed step."""
         self._fold_rate(step.get("learning_rate"), thresholds["learning_rate_jump"])
         if self.rate_jumped or self.suspect_steps == 0:
             self.rate_jump_step = step.step

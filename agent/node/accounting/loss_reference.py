@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 NEAR_STEPS = 512
-"""Maximal number of losses between a disturbance (an explosion, non-finite gradients, a jump of the
+"""Most losses between a disturbance (an explosion, non-finite gradients, a jump of the
 learning rate) and a rise of the loss that it may have caused."""
 LONG_RISE_STEPS = 320
-"""Losses between leaving the best level and reaching the initial one from which on the loss has
+"""Losses between the best level and the initial one, at or above which the loss is taken to have
 crept up rather than jumped."""
 CLIMB_STEPS = 4
 """Losses that the recent median takes at least from a quarter of the way to its goal when the loss
@@ -59,7 +59,7 @@ class LossReference:
     top: float = 0.0
     """The recent median at the last far rise since the loss rose above the bound."""
     top_steps: int = 0
-    """Losses since then."""
+    """Losses since that rise."""
     highest: float = 0.0
     """The highest recent median since the loss rose."""
     damaged: bool = False
@@ -69,11 +69,11 @@ class LossReference:
     unharmed_steps: int | None = None
     """Losses since the last severe disturbance; None without any."""
     last: float | None = None
-    """The recent median before."""
+    """The previous recent median of the loss."""
     level_steps: int = 0
     """Losses before the loss set out for a multiple of its best level."""
     climb_steps: int = 0
-    """Consecutive losses since then."""
+    """Consecutive losses since the loss set out."""
     grown_steps: int = 0
     """Consecutive losses with a recent median above that multiple."""
     climbed: bool = False

@@ -29,7 +29,7 @@ class LossScaleTracker(Tracker):
     consecutive_decreases: int = 0
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Add a closed step."""
+        """Account for a closed step."""
         scale, before = step.loss_scale, self.scale
         if scale is None:
             return
@@ -71,11 +71,11 @@ class FloorSkips(Tracker):
     """Number of them within `floor_skip_steps`, if the last step was one; else 0."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Add a closed step."""
+        """Account for a closed step."""
         self.fold(step, context.thresholds)
 
     def fold(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
-        """Add a closed step."""
+        """Account for a closed step."""
         self.recent = 0
         if is_floor_skip(step, thresholds):
             oldest = step.sequence - thresholds["floor_skip_steps"]
@@ -135,7 +135,7 @@ class Misreadings(Tracker):
         return tuple(feature for feature, is_so in found if is_so)
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Add a closed step."""
+        """Account for a closed step."""
         before = self.features
         self._note_factor(self.gradient_factors, step.get(GRADIENT_FACTOR))
         self._note_factor(self.loss_factors, step.get(LOSS_FACTOR))

@@ -63,7 +63,7 @@ class Progress:
 
     @property
     def trackers(self) -> Iterator[Tracker]:
-        """All of them."""
+        """All trackers of the account."""
         return (getattr(self, declared.name) for declared in fields(self))
 
     @property

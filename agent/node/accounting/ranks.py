@@ -48,7 +48,7 @@ class Standstill:
         self._mark: tuple[str, int, str] | None = None
         self._since_seconds = 0.0
         self._longest: dict[str, _Longest] = {}
-        """By the kind of phase during the pause."""
+        """Longest pauses by the kind of phase during them."""
 
     def update(self, attempt: str, sequence: int, phase_name: str, now_seconds: float) -> None:
         """Note the run's attempt, its last step, and the phase of the rank furthest behind."""
@@ -100,7 +100,7 @@ class Pace(Tracker):
     seconds: list[float] = field(default_factory=list)
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Add a closed step."""
+        """Account for a closed step."""
         self.fold(step.get("step_seconds"))
 
     def fold(self, step_seconds: float | None) -> None:

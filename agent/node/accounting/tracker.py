@@ -37,7 +37,7 @@ class LayerObservation:
 
     sequence: int
     step: int
-    """The trainer's own."""
+    """The step in the trainer's own count."""
     layers: MergedLayers
     views: Sequence[LayerView]
     collections: Sequence[TensorCollection] = ()

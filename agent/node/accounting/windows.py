@@ -62,7 +62,7 @@ def breadth_of_sorted(ordered: Sequence[float], center: float) -> float:
 def _nearest(ordered: Sequence[float], center: float, size: int) -> tuple[int, int]:
     """Return the indices of the first and the last of the `size` values nearest to `center`.
 
-    They stand next to each other. From run to run of that many values the first one comes nearer
+    They are adjacent. From run to run of that many values the first one comes nearer
     and the last one goes away, hence the bisection for the run whose farther end is nearest.
     """
     low, high, reach = 0, len(ordered) - size, size - 1
@@ -139,7 +139,7 @@ class NormWindows(Tracker):
 
     norms: list[Bucket] = field(default_factory=list)
     optimizers: dict[str, list[Bucket]] = field(default_factory=dict)
-    """Of those that the ranks hold, by name."""
+    """Norms of the optimizers that the ranks hold, by name."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add the norms of a closed step; drop optimizers that no rank holds."""

@@ -79,7 +79,7 @@ class ClusterMember:
 
     @property
     def assumed(self) -> Mapping[str, list[list[int]]]:
-        """Of plain parameters, by group, the sets of ranks that hold copies."""
+        """Sets of ranks that hold copies of plain parameters, by group."""
         return self._root.assumed.copies if self._root else self._assumed
 
     @property
@@ -89,7 +89,7 @@ class ClusterMember:
 
     @property
     def retired_sessions(self) -> frozenset[str]:
-        """Those of earlier attempts."""
+        """Sessions of earlier attempts."""
         return self._retired_sessions
 
     @property

@@ -30,7 +30,7 @@ _OPEN_RANKS_MAX = 2**22
 """Bound on ranks times open steps, and thereby on memory."""
 _OPEN_STEPS_MIN = 64
 _REDUCTION = -2
-"""Placeholder for what the ranks reduce by themselves, where a step is awaited."""
+"""Placeholder for what the ranks themselves reduce, where a step is awaited."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +87,7 @@ class RootMerger:
         self._open: dict[int, _OpenStep] = {}
         self._open_tables: dict[int, LayerMerge] = {}
         self._reduced: dict[int, GlobalStatistics] = {}
-        """Of steps that are not closed, what the ranks have reduced by themselves."""
+        """What the ranks themselves have reduced of steps that are not closed."""
         self._ranks_reduce = False
         self._names = LayerNames()
         self._expected_shares: tuple[tuple[set[NodeShare], int], ExpectedShares] | None = None

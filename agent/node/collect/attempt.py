@@ -177,7 +177,7 @@ class LocalAttempt:
 
     @property
     def identity(self) -> RankIdentity:
-        """Of the lowest local rank. Only once a rank was `seen`."""
+        """Identity of the lowest local rank; only once a rank was `seen`."""
         return self.sources[min(self.sources)].identity
 
     @property

@@ -150,7 +150,7 @@ class TrackerService:
         self._snapshot = snapshot
         self._senders: dict[tuple[str, str], TrackerSender] = {}
         self._retired: list[TrackerSender] = []
-        """Of runs that are over."""
+        """Senders of runs that are over."""
         self._last_step: dict[str, float] = {}
         self._next_seconds = 0.0
 

@@ -41,7 +41,7 @@ class ServiceDiscovery:
         self._links = links
         self._endpoint = endpoint
         self._files: dict[Path, _Entry] = {}
-        """By run directory."""
+        """Entries by run directory."""
         self._file_worker = _FileWorker()
         self._rests_until_seconds = 0.0
 
@@ -121,7 +121,7 @@ class _Entry:
 
 
 class _FileWorker:
-    """Writes files in a thread of its own: a hanging network file system blocks nothing else.
+    """Writes files in a separate thread: a hanging network file system blocks nothing else.
 
     Of several pending jobs for one file only the last one runs.
     """

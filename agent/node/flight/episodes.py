@@ -15,7 +15,7 @@ Lookup = Callable[[str], Iterable[Mapping[str, str]]]
 _WORST_FIRST = tuple(severity.value for severity in Severity)
 
 _Key = tuple[str, tuple[tuple[str, str], ...], str]
-"""Condition, labels, severity."""
+"""An episode's condition, labels and severity."""
 
 
 @dataclass(slots=True)

@@ -88,7 +88,7 @@ class Judge:
         self._period_seconds = min(readings.period_seconds, self._scrape_seconds)
         self._quiet_seconds = min(_QUIET_SCRAPES * self._scrape_seconds, 2 * self._period_seconds)
         names = {metric.name for metric in counted[Scope.RUN]}
-        self._telling = frozenset(names - _ROUTINE)
+        self._reporting = frozenset(names - _ROUTINE)
         self._last_trouble: tuple[object, ...] = ()
         # Asked for each step, and changed by judgements alone.
         self._holding = self._pending = False
@@ -152,7 +152,7 @@ class Judge:
         progress = account.progress
         learning, reference = progress.learning, progress.losses.reference
         return (
-            *account.counters.entries(self._telling),
+            *account.counters.entries(self._reporting),
             progress.incident.first,
             progress.loss_scale.scale,
             *(

@@ -110,7 +110,7 @@ class _Judge(Judge):
 
 
 def _timed(items: Iterable[MergedStep | MergedTable], step_seconds: float) -> Iterator[TimedStep]:
-    """Yield the items with times of their own: a step takes at least so long."""
+    """Yield the items with their own times: a step takes at least so long."""
     now, before, index = 0.0, None, -1
     for item in items:
         if isinstance(item, MergedStep):

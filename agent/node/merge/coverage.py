@@ -33,7 +33,7 @@ class ExpectedShares:
     """What all ranks of a run hold, whether or not they are present in a given step."""
 
     groups: frozenset[GroupKey]
-    """Of parameters."""
+    """Groups of parameters."""
     strangers_hold_replicas: bool
     """Whether ranks that are not known can hold nothing but replicas of known shards."""
     joint: frozenset[str] = frozenset()
@@ -81,10 +81,10 @@ def make_expected_shares(
 
 
 class AssumedShares:
-    """Judges tensors that no wrapper explains by what the ranks hold, each group by itself.
+    """Judges tensors that no wrapper explains by what the ranks hold, each group separately.
 
     Ranks hold copies once anything shows it, and for good: copies that part are still copies.
-    Other ranks hold tensors of their own, whose rows add up.
+    Other ranks hold their own tensors, whose rows add up.
     """
 
     def __init__(self, copies: Mapping[str, Iterable[Iterable[int]]] | None = None) -> None:
@@ -92,7 +92,7 @@ class AssumedShares:
         self._sets: dict[str, list[frozenset[int]]] = {
             group: list(map(frozenset, sets)) for group, sets in (copies or {}).items()
         }
-        """By group of which anything is known; ranks in no set hold tensors of their own."""
+        """By group of which anything is known; ranks in no set hold their own tensors."""
         self._bits: dict[str, frozenset[float]] = {}
         self._varied: set[str] = set()
         self._constant: dict[str, frozenset[int]] = {}
@@ -103,7 +103,7 @@ class AssumedShares:
 
     @property
     def copies(self) -> dict[str, list[list[int]]]:
-        """By group that was judged, the sets of ranks that hold copies, each ascending."""
+        """Sets of ranks that hold copies, each ascending, by group that was judged."""
         return {group: sorted(map(sorted, sets)) for group, sets in self._sets.items()}
 
     def learn_copies(self, group: str, ranks: Collection[int]) -> None:
@@ -216,7 +216,7 @@ class StateVotes:
     """What ranks hold of the tensors that no optimizer steps, of which copies differ or may."""
 
     parted: dict[str, Votes] = field(default_factory=dict)
-    """Of copies that are not equal."""
+    """What ranks hold of copies that are not equal."""
     compared: bool = False
     """Whether any copies were there to be compared."""
     apart: tuple[str, ...] = ()

@@ -216,7 +216,7 @@ class ReplicaDigests:
         self._rows: dict[ColumnFamily, dict[tuple[str, str, int], Votes]] = {}
         """By family; by group, optimizer and shard. Of replicas that a wrapper made."""
         self._samples: dict[str, Votes] = {}
-        """Of a few weights, by what is held."""
+        """Samples of a few weights, by what is held."""
 
     def add_rows(self, family: ColumnFamily, group: tuple[str, str], row: NodeRow) -> None:
         """Add the digest of each shard of a family's row."""

@@ -41,7 +41,7 @@ class LayerPlan:
     labels: tuple[str, ...]
     optimizers: tuple[str, ...]
     targets: tuple[npt.NDArray[np.intp], ...]
-    """Per table, the index into `labels` of each of its layers."""
+    """Index into `labels` of each layer, per table."""
     retired: frozenset[str]
     """Labels that earlier plans used and that stand for no layer any more."""
 

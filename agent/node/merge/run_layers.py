@@ -39,7 +39,7 @@ class _ReplicaLayers:
     columns: tuple[Column, ...]
     tables: dict[bytes, Table] = field(default_factory=dict)
     shards: set[int] = field(default_factory=set)
-    """Those of all tables."""
+    """Shards of all tables."""
 
     def add(self, block: LayerBlock, layout: Layout, values: FloatArray) -> None:
         self.shards.update(block.shards)
@@ -92,7 +92,7 @@ class AssumedLayers:
     columns: tuple[Column, ...]
     ranks: set[int] = field(default_factory=set)
     _tables: dict[bytes, list[tuple[Table, tuple[int, ...]]]] = field(default_factory=dict)
-    """By layout, each table with the ranks that have it."""
+    """Tables with the ranks that have them, by layout."""
 
     def add(self, block: LayerBlock, layout: Layout, values: FloatArray) -> None:
         """Take in the layers [C, L] that some ranks of a node have each."""

@@ -211,7 +211,7 @@ FEATURE = "another job of this name on this node"
 class _ConflictingJob:
     rings: Rings
     counted: dict[Path, int]
-    """By ring, the step up to which records were counted as lost."""
+    """Step up to which records were counted as lost, by ring."""
 
 
 class NameConflicts:

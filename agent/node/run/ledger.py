@@ -68,7 +68,7 @@ class Ledger:
     histograms: list[Cells] = field(default_factory=list)
     layer_budget: LayerBudgetState = field(default_factory=LayerBudgetState)
     assumed: dict[str, list[list[int]]] = field(default_factory=dict)
-    """By group that no wrapper explains, the sets of ranks that hold copies of it."""
+    """Sets of ranks that hold copies of a group, by group that no wrapper explains."""
     agent: ProbeTotals = field(default_factory=ProbeTotals)
     conditions: ConditionMemory = field(default_factory=ConditionMemory)
 

@@ -141,7 +141,7 @@ class Run:
 
     @property
     def identity(self) -> RankIdentity:
-        """Of the lowest local rank. Only once a rank was `seen`."""
+        """Identity of the lowest local rank; only once a rank was `seen`."""
         return self.attempt.identity
 
     @property

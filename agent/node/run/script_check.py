@@ -1,4 +1,4 @@
-"""Checks the main script of each run that wants it, in a process of its own."""
+"""Checks the main script of each run that wants it, in a separate process."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ from mp_agent.ring import locations
 log = logging.getLogger("mp_agent.node")
 
 SECONDS_MAX = 600.0
-"""The check runs at the lowest priority; its CPU time and memory have limits of their own."""
+"""The check runs at the lowest priority; its CPU time and memory have their own limits."""
 _OUTPUT_BYTES_MAX = 1 << 20
 _REASON_LENGTH_MAX = 500
 _COMMAND = ("-m", "mp_agent.lint.script")

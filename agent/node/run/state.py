@@ -92,9 +92,9 @@ _STEPS_KEPT = 4096
 @dataclass(frozen=True, slots=True)
 class _ClosedStep:
     step: int
-    """The trainer's own."""
+    """The step in the trainer's own count."""
     judged: Mapping[str, frozenset[str]]
-    """By family: the optimizers whose norms counted."""
+    """Optimizers whose norms counted, by family."""
 
 
 class StepIngest:
@@ -108,7 +108,7 @@ class StepIngest:
         self.counted_sequence = counted_sequence
         """Steps up to this one are in the counters of this node's ranks."""
         self._closed: dict[int, _ClosedStep] = {}
-        """By sequence number, for the layers that follow."""
+        """Closed steps by sequence number, for the layers that follow."""
 
     def begin_attempt(self) -> None:
         """Count the next attempt's steps from its first on; counters continue."""
@@ -203,7 +203,7 @@ class RunState:
         self.departed_ranks = DepartedRanks(settings.linger_seconds)
         self.standstill = Standstill()
         self.script_findings: ScriptFindings | None = None
-        """Of the main script, if it was checked."""
+        """Findings in the main script, if it was checked."""
         self.begun_unix_ns = ledger.begun_unix_ns
         """When the counters started from 0; 0: not known."""
         self.attempts = ledger.attempts

@@ -104,7 +104,7 @@ def _own_features(state: RunState) -> tuple[str, ...]:
 
 
 def _layers(account: Accumulator) -> Iterator[LayerView]:
-    """Yield the layers that have metrics of their own; those of tensors are metrics of the run."""
+    """Yield the layers that have their own metrics; those of tensors are metrics of the run."""
     for family, own in account.layers.items():
         if family != TENSORS.name:
             yield from own.values()

@@ -75,7 +75,7 @@ class LayerBudgetState:
     depth: int = 0
     """Modules in the name of a roll-up; only ever less."""
     own: list[str] = field(default_factory=list)
-    """Layers with series of their own."""
+    """Layers with their own series."""
     in_rollups: list[Shown] = field(default_factory=list)
     """How much of each layer's counters was shown by roll-ups."""
     by_rollups: list[Shown] = field(default_factory=list)
@@ -125,7 +125,7 @@ class LayerBudget:
         self._showed_all = False
         """Whether every layer had its own series until now."""
         self._unions: dict[tuple[str, str], tuple[list[LayerView], LayerView]] = {}
-        """By family and label."""
+        """Unions of layers, by family and label."""
         self._fitting: tuple[int, tuple[str, ...], int] | None = None
         """Capacity, names of layers, and the depth that fits them."""
         self._last: tuple[_Basis, list[LayerView], CounterStore] | None = None

@@ -88,7 +88,7 @@ class RunExport:
     agent: AgentView
     counters: CounterStore
     layer_budget: LayerBudget = field(default_factory=LayerBudget)
-    """Decides which layers are exported by themselves when there are too many."""
+    """Decides which layers are exported individually when there are too many."""
 
     def subjects(self, metric: Metric) -> Iterator[tuple[Labels, Any]]:
         """Yield (labels after `run` that the scope gives, view) of all that a metric covers."""

@@ -302,7 +302,7 @@ class RunOnNode(ReportSource, Protocol):
 
     @property
     def identity(self) -> RankIdentity:
-        """Of the lowest local rank."""
+        """Identity of the lowest local rank."""
 
     @property
     def created_unix_ns(self) -> frozenset[int]:

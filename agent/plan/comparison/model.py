@@ -31,7 +31,8 @@ class TensorError:
     mean_abs: float
     max_abs: float
     ulps_mean: float
-    """In units in the last place of the candidate's format, at the reference's magnitude."""
+    """Mean error in units in the last place of the candidate's format, at the reference's
+    magnitude."""
     ulps_max: float
     cosine: float
     overflow_ratio: float
@@ -41,7 +42,8 @@ class TensorError:
     underflow_ratio: float
     """Zero in the candidate where the reference is not."""
     subnormal_ratio: float
-    """Not zero, but below the smallest normal number of the candidate's format."""
+    """Share of values that are not zero, but below the candidate format's smallest normal
+    number."""
     reference_nonfinite_ratio: float
     """NaN and ±Inf in the reference."""
 
@@ -70,19 +72,20 @@ class CallComparison:
     """One call of a module, in the order in which calls end. Errors are the candidate's."""
 
     order: int
-    """In which calls begin."""
+    """Position in the order in which calls begin."""
     module: str
     kind: str
     """Name of its class."""
     depth: int
-    """Of the call: 0 for the loss function."""
+    """Depth of the call: 0 for the loss function."""
     input_error: float
     """Relative L2 error of what it read."""
     input_nonfinite: bool
     """Whether it read NaN or Inf where the reference did not."""
     output: TensorError
     own: TensorError | None
-    """Of its own operations, run from the reference's inputs; modules within it left out."""
+    """Error of its own operations, run from the reference's inputs, without the modules within
+    it."""
     own_missing: str
     """Why there is no `own`; empty where there is."""
     own_nonfinite_finite_inputs: bool
@@ -91,9 +94,10 @@ class CallComparison:
     """Operands of its products that rounding made zero; None where none are rounded."""
     role: ErrorRole
     gradient: TensorError | None
-    """Of the gradient that reaches its outputs."""
+    """Error of the gradient that reaches its outputs."""
     gradient_own: TensorError | None
-    """Of the gradients that its own backward computes from the reference's inputs and gradient."""
+    """Error of the gradients that its own backward computes from the reference's inputs and
+    gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +151,7 @@ class KeepResult:
     """Whether it fails as soon as any one of them is not kept; False when trials ran out."""
     trials: int
     verdict: Verdict | None
-    """Of a further comparison, with them kept."""
+    """Verdict of a further comparison, with them kept."""
     calls: tuple[CallComparison, ...] = ()
 
 
@@ -269,7 +273,7 @@ def badness(error: TensorError) -> tuple[float, float]:
 
 _FACTOR = 2.0
 _NEGLIGIBLE = 1e-3
-"""Of the format's own rounding error."""
+"""Share of the format's own rounding error."""
 
 
 def role_of(

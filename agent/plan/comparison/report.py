@@ -59,7 +59,7 @@ def keep_text(candidate: CandidateComparison) -> str:
 
 _ROWS = 12
 _WIDE = 110
-"""Characters."""
+"""Width in characters."""
 
 
 def print_report(report: PrecisionReport, console: Console, *, rows: int = _ROWS) -> None:
@@ -122,7 +122,7 @@ def _print_candidate(
 
 
 def _shown(summaries: Sequence[ModuleSummary], rows: int) -> list[ModuleSummary]:
-    """Return the modules that lose most by themselves, in the order of execution."""
+    """Return the modules whose own operations lose most, in the order of execution."""
     ordered = sorted(summaries, key=lambda one: badness(one.own or one.worst.output), reverse=True)
     chosen = {one.module for one in ordered[:rows]}
     return [one for one in summaries if one.module in chosen]

@@ -136,11 +136,11 @@ class SideMeasurement:
     """One training: by the plan, in FP32, or in FP32 from weights one last bit apart."""
 
     losses: tuple[float, ...]
-    """Per step, not finite ones among them."""
+    """Losses per step, not finite ones among them."""
     seconds: tuple[float, ...]
-    """Per step: forward, backward, update; without loading the batch."""
+    """Seconds per step of forward, backward and update, without loading the batch."""
     loss_scales: tuple[float, ...] = ()
-    """Before the first step, and after each; empty without a scaler."""
+    """Scales before the first step and after each; empty without a scaler."""
 
     @property
     def skipped_steps(self) -> int:

@@ -17,7 +17,7 @@ from mp_agent.plan.execution.lockstep import REFERENCE, Lockstep, Randomness, Si
 from mp_agent.plan.execution.precision import LOSS, Precision
 
 Substitute = Callable[[str], Any]
-"""From a module's name to what its next call is to return."""
+"""Returns what the next call of a module is to return, by its name."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Finished:
     outputs: Any
     versions: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]
-    """Of the candidate's outputs."""
+    """Dtypes of the candidate's outputs."""
     randomness: Randomness
 
 
@@ -176,7 +176,7 @@ class Task:
     """A training step up to the gradients."""
 
     model: nn.Module
-    """As the user gave it, without wrappers. Never run."""
+    """The model as the user gave it, without wrappers. Never run."""
     batch: Any
     loss: Loss
     device: torch.device
@@ -277,7 +277,7 @@ def plain_thread(device: torch.device) -> Iterator[None]:
 
 
 def in_plain_thread(device: torch.device, body: Callable[[], None]) -> None:
-    """Run a body on a thread of its own, with the caller's random numbers; raise what it raises.
+    """Run a body on its own thread, with the caller's random numbers; raise what it raises.
 
     The caller's grad mode, autocast and modes do not reach it; its random numbers are restored.
     """

@@ -193,7 +193,7 @@ class MeasuredCall:
     gradient: TensorError | None = None
     gradient_own: TensorError | None = None
     inputs: Inputs | None = None
-    """For the backward of a module without others in it, until its gradient is known."""
+    """Inputs for the backward of a module without others in it, until its gradient is known."""
 
 
 class Observer:
@@ -203,7 +203,7 @@ class Observer:
         self.calls: list[MeasuredCall] = []
         self.parameters: dict[str, TensorError] = {}
         self.outputs: list[tuple[Any, TensorError]] = []
-        """Of the model itself: the reference's outputs, and their error."""
+        """Outputs of the model itself: the reference's, and their error."""
         self._format = number_format
         self._loss_scale = loss_scale
         self._on_call = on_call
@@ -348,7 +348,7 @@ class Observer:
 
 
 def _pairs(reference: Any, candidate: Any) -> list[Pair]:
-    """Return the floating-point tensors that stand at the same path in the same shape."""
+    """Return the floating-point tensors that are at the same path in the same shape."""
     others = floating(candidate)
     return [
         (one, others[path])

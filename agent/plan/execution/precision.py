@@ -174,7 +174,7 @@ class Precision:
         self._keeping = 0
         self._entered = False
         self.operand_underflow_ratio: float | None = None
-        """Of the last pass that rounded operands: how many became zero."""
+        """Share of operands that became zero in the last pass that rounded any."""
         self._rounding: list[RoundedOperands] = []
 
     def dtype_of(self, module: str) -> torch.dtype:

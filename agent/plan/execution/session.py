@@ -26,7 +26,7 @@ from mp_agent.plan.execution.precision import Precision
 from mp_agent.plan.formats import Candidate, NumberFormat
 
 DtypeOf = Callable[[str], "torch.dtype"]
-"""From a module's name to the dtype of its floating-point parameters and buffers."""
+"""Returns the dtype of a module's floating-point parameters and buffers, by its name."""
 
 _COMPILED = "OptimizedModule"
 _SHARDED = ("FullyShardedDataParallel", "DTensor", "DeepSpeedEngine")
@@ -124,7 +124,7 @@ class Measured:
     calls: tuple[MeasuredCall, ...]
     parameters: dict[str, TensorError]
     outputs: tuple[TensorError, ...]
-    """Of the model itself, one for each time that it is called."""
+    """Errors of the model's own outputs, one for each time that it is called."""
     reference_outputs: tuple[Any, ...]
     reference_loss: float | None
     candidate_loss: float | None

@@ -24,7 +24,7 @@ class Workload:
     """A model with what it is trained on."""
 
     model: nn.Module
-    """As the user gave it, without wrappers."""
+    """The model as the user gave it, without wrappers."""
     batches: tuple[Any, ...]
     loss: Loss
     device: torch.device
@@ -164,7 +164,7 @@ class PlannedTraining:
         return fp32_products(tf32=self.plan.precision == "tf32")
 
     def run(self, body: Callable[[], None]) -> None:
-        """Run a body with this copy on a thread of its own, then `close`; raise what it raises."""
+        """Run a body with this copy on its own thread, then `close`; raise what it raises."""
         try:
             with self.products(), uncompiled():
                 in_plain_thread(self._device, body)

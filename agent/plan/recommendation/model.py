@@ -211,7 +211,7 @@ class TrainingMemory:
     """Copies of weights in 16 bits that autocast keeps during a forward pass."""
     gradients_bytes: int
     optimizer_bytes: int
-    """Two moments of Adam."""
+    """Bytes of the two moments of Adam."""
     activations_bytes: int
     """What the forward pass saves for the backward pass, measured on this batch."""
 

@@ -29,7 +29,7 @@ class HostDelivery:
         schedule: LayerSchedule,
         order: Sequence[int] | None = None,
     ) -> None:
-        """order: [L], where each row of the schema stands among those of a step, if elsewhere."""
+        """order: [L], where each row of the schema is among those of a step, if elsewhere."""
         self.wants_all_layers = False
         self._writer = writer
         self._schedule = schedule
@@ -102,7 +102,7 @@ class Delivery(Protocol):
         """How much of what was offered complete is not in the ring yet."""
 
     def offer(self, step: ObservedStep, *, complete: bool) -> None:
-        """Take a step: as it stands while it is under way, at its end with `complete`."""
+        """Take a step: as it is while it is under way, at its end with `complete`."""
 
     def collect(self) -> None:
         """Publish what has arrived on the host since."""
@@ -133,7 +133,7 @@ def make_delivery(
 ) -> Delivery:
     """Return the way to the ring for gradients on `gradients_device`.
 
-    order: [L], where each row of the schema stands among those of a step, if elsewhere.
+    order: [L], where each row of the schema is among those of a step, if elsewhere.
     """
     device = source_of(gradients_device)
     if device is None:

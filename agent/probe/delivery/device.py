@@ -31,7 +31,7 @@ from mp_agent.ring.writer import RingWriter
 def unscaled(
     table_NC: FloatArray, inverse_scales: Sequence[float], rows_of_each: Sequence[slice]
 ) -> FloatArray:
-    """Return the table with some ranges of rows unscaled, each by a scale of its own.
+    """Return the table with some ranges of rows unscaled, each by its own scale.
 
     A scale that is NaN leaves its rows as they are.
     """
@@ -125,7 +125,7 @@ class DeviceDelivery:
         gradients_device: torch.device,
         order: Sequence[int] | None = None,
     ) -> None:
-        """order: [L], where each row of the schema stands among those of a step, if elsewhere."""
+        """order: [L], where each row of the schema is among those of a step, if elsewhere."""
         columns = len(GRADIENT_COLUMN_NAMES)
         self.wants_all_layers = gradients_device == device
         step_size = len(schema.step_columns) + DEVICE_SCALARS

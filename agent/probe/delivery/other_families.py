@@ -124,13 +124,13 @@ def _united(family: str, rows_MC: FloatArray) -> Iterator[float]:
 
 LAYER_SLOTS = 4
 LAYER_HISTORY_STEPS = 8
-"""For how many steps rows of layers may still be asked for."""
+"""Steps for which rows of layers may still be asked for."""
 _SAMPLED_SLOTS = 2
 _OWN_SLOTS = {Tier.EVERY_STEP: STEP_SLOTS, Tier.SAMPLED: LAYER_SLOTS}
 """Of families that are not of parameters, as many as there are records on their way."""
 
 Rows = Mapping[str, tuple[FloatArray, FloatArray]]
-"""By family of parameters, the rows of shares [G, C] and of layers [L, C]."""
+"""Rows of shares [G, C] and of layers [L, C], by family of parameters."""
 
 
 class OtherFamilies:

@@ -21,14 +21,14 @@ class Part:
     parameter: torch.Tensor
     elements: int
     group: dist.ProcessGroup | None
-    """Over which the parameter is split, or copied; None for the default group."""
+    """Group over which the parameter is split, or copied; None for the default group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
     """The gradients of one kind of optimizer.
 
-    split: whether each rank holds a part of its own, rather than all of them the same.
+    split: whether each rank holds its own part, rather than all of them the same.
     gradients: those that an optimizer has now; keeps neither it nor its parameters alive.
     """
 

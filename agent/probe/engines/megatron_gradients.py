@@ -70,7 +70,7 @@ def torch_optimizers(optimizer: Any) -> list[Optimizer]:
 def parts_of(optimizer: Any) -> list[GradientPart]:
     """Return the parts of all parameters that this optimizer and those of other ranks step.
 
-    Raises AttributeError and the like where it is built otherwise than known.
+    Raises AttributeError or similar where it is built otherwise than known.
     """
     dealt = _dealt_by(optimizer)
     if dealt is not None:

@@ -83,7 +83,7 @@ class ScaleChange(NamedTuple):
 
 
 class LossScales:
-    """Those of one process. Each scaler is followed by itself."""
+    """Those of one process. Each scaler is followed separately."""
 
     def __init__(self, policies: Mapping[str, Values], *, dry_run: bool) -> None:
         self._dry_run = dry_run

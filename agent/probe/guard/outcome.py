@@ -179,7 +179,7 @@ def _read(numbers: list[float]) -> UpdateOutcome:
 log = logging.getLogger("mp_agent")
 
 _LINES_AT_MOST = 20
-"""Of each action; all of them are counted."""
+"""Most log lines of each action; all actions are counted."""
 
 
 class ActionLog:

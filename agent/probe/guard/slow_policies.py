@@ -70,18 +70,18 @@ class Requests:
 
     def __init__(self) -> None:
         self.stop = False
-        """Stays True."""
+        """Whether a stop was requested; never reset."""
         self._checkpoint = False
-        self._untold: int | None = None
+        self._unreported: int | None = None
 
     def ask_for_checkpoint(self, step: int) -> None:
-        """Have `take_checkpoint` return True, and `take_untold` the step, once each."""
+        """Have `take_checkpoint` return True, and `take_unreported` the step, once each."""
         self._checkpoint = True
-        self._untold = step
+        self._unreported = step
 
-    def take_untold(self) -> int | None:
+    def take_unreported(self) -> int | None:
         """Return the step of a request that callbacks are to be called with; None without one."""
-        step, self._untold = self._untold, None
+        step, self._unreported = self._unreported, None
         return step
 
     def take_checkpoint(self) -> bool:
@@ -124,7 +124,7 @@ Compute: TypeAlias = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], d
 def switched(module: nn.Module, compute: Compute) -> Callable[[], None]:
     """Have calls of `module` made by `compute`; return what undoes it.
 
-    The module becomes one of a class of its own, as in FSDP2. Copies and pickled ones, such as an
+    The module gets its own class, as in FSDP2. Copies and pickled ones, such as an
     average of the weights or a checkpoint, are of the plain class: a function in place of `forward`
     would be copied with them, and compute with the weights of the module that it was made for.
     """

@@ -1,4 +1,4 @@
-"""Hooks on DeepSpeed's engine, which scales, reduces, clips and steps by itself.
+"""Hooks on DeepSpeed's engine, which scales, reduces, clips and steps itself.
 
 Its class is hooked when the user imports it, be it before or after `init()`; nothing is imported
 here. Each class derives from `nn.Module`, which notices a new subclass.

@@ -87,7 +87,7 @@ class Events(Protocol):
         """Called with True before optimizer steps that are not training, with False after them."""
 
     def engine_made(self, engine: Engine) -> None:
-        """Called when a framework's engine exists that steps its optimizer by itself."""
+        """Called when a framework's engine exists that steps its optimizer itself."""
 
     def engine_backward_begins(self, loss: Scalar) -> None:
         """Called when an engine starts the backward of `loss`, its part of the step's."""

@@ -1,10 +1,10 @@
-"""Hooks on libraries with optimizers of their own: fastai and Keras.
+"""Hooks on libraries with their own optimizers: fastai and Keras.
 
 Hooks on fastai, whose optimizers are its own, and which hands a GradScaler a callback to step.
 Its learners may hold an optimizer of torch as well (`OptimWrapper`), which torch's hooks see.
 
 Hooks on Keras' optimizers, which on the torch backend step with gradients that they are handed.
-They unscale, accumulate and clip by themselves: what `_clip_gradients` receives is averaged over
+They unscale, accumulate and clip themselves: what `_clip_gradients` receives is averaged over
 the micro-batches and unscaled, and not yet clipped.
 """
 

@@ -291,9 +291,9 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.within = False
-        """Within the outermost of the optimizers that step together."""
+        """Whether the outermost of the optimizers that step together is stepping."""
         self.prepared: OptimizerReader | None = None
-        """Of an optimizer whose gradients are ready for a step that has not been made."""
+        """Reader of an optimizer whose gradients are ready for a step that has not been made."""
 
 
 def _family(owner: type) -> Iterator[type]:

@@ -31,7 +31,7 @@ class Patches:
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._awaited: dict[tuple[str, str], Callable[[type], None]] = {}
-        """By module and name, the wrappers of classes that are yet to be imported."""
+        """Wrappers of classes that are yet to be imported, by module and name."""
 
     def on_restore(self, undo: Callable[[], None]) -> None:
         """Have `undo` called by `restore`."""
@@ -50,7 +50,7 @@ class Patches:
         self.on_restore(undo)
 
     def put(self, owner: type, name: str, value: object) -> None:
-        """Give `owner` an attribute of its own, whether or not it has one of that name."""
+        """Give `owner` its own attribute, whether or not it has one of that name."""
         before = vars(owner).get(name)
         setattr(owner, name, value)
 

@@ -57,13 +57,13 @@ class OutputGradients:
         """Streams of the device on which gradients were looked at."""
         self._run = run
         self._watched: dict[int, _Watched] = {}
-        """By a number that is never given again."""
+        """Watched tensors by a number that is never given again."""
         self._numbers = count()
         self._look_for_freed = _LOOK_FOR_FREED
         self._newest: dict[int, _Watched] = {}
-        """By `id` of the tensor."""
+        """Newest watched tensors by `id` of the tensor."""
         self._arrived: list[tuple[_Watched, torch.Tensor]] = []
-        """In the order of backward; each with a 0-dim bool, whether it is all finite."""
+        """Tensors in the order of backward; each with a 0-dim bool, whether it is all finite."""
 
     def begin(self) -> None:
         """Forget what was watched before."""

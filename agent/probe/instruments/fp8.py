@@ -118,7 +118,7 @@ class Fp8Sampling:
         self._layers: Fp8Layers | None = None
         self._rows: dict[int, list[torch.Tensor]] = {}
         self._scales: dict[int, torch.Tensor] = {}
-        """Of gradients, by place: those with which the backward pass casts."""
+        """Scales with which the backward pass casts gradients, by place."""
         self._sample = 0
 
     def begin(self, layers: Fp8Layers) -> None:

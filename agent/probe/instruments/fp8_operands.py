@@ -37,7 +37,7 @@ E5M2 = Fp8Format(57344.0, 2.0**-17)
 
 Operand = Literal["input", "weight", "gradient"]
 FORMATS: dict[Operand, Fp8Format] = {"input": E4M3, "weight": E4M3, "gradient": E5M2}
-"""In which format FP8 training holds an operand."""
+"""Format in which FP8 training holds an operand."""
 
 
 def usable(value: object) -> torch.Tensor | None:

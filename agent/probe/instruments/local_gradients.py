@@ -66,7 +66,7 @@ class LocalTotals:
 
     def __init__(self) -> None:
         self._parts: dict[int, _Part] = {}
-        """By the place of each parameter."""
+        """Parts by the place of each parameter."""
         self._taken: set[_Part] = set()
         self._elements_taken: Scalar = 0.0
         self._rows: list[torch.Tensor] = []
@@ -199,9 +199,9 @@ class LocalGradients(Instrument):
         self._hooks = LocalGradientHooks(run, self._measure)
         self._measures = Measurement(registry.note_unsupported, fused_kernels=fused_kernels)
         self._layers: tuple[tuple[Layer, ...], ...] = ()
-        """Of the plans whose parameters have hooks."""
+        """Layers of the plans whose parameters have hooks."""
         self._sources: list[GradientSource] = []
-        """Of these parameters."""
+        """Sources of the gradients of these parameters."""
         self._device = torch.device("cpu")
         self._sequence = 0
         self._wanted = False
@@ -304,7 +304,7 @@ class LocalGradients(Instrument):
         return found
 
     def _measure(self, places: Collection[int]) -> None:
-        """Measure gradients as they stand, again with those that were measured together before."""
+        """Measure gradients as they are, again with those that were measured together before."""
         whole = self._totals.measured_with(places)
         found = [self._gradient(self._sources[place]) for place in sorted(whole)]
         gradients = [gradient for gradient in found if gradient is not None]

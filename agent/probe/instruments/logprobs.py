@@ -150,7 +150,7 @@ class StepLogprobs(Instrument):
         self._note_unsupported = note_unsupported
         self._comparison = LogprobComparison()
         self._stream: Hashable = None
-        """On which the newest row is computed."""
+        """Stream on which the newest row is computed."""
 
     def layers(self, model: nn.Module | None) -> Mapping[str, tuple[str, ...]]:
         """Return the family: records have a row for it once any were reported."""

@@ -18,7 +18,7 @@ from mp_agent.records.columns import ROUTERS
 _CHUNK_ELEMENTS = 4 * 1024 * 1024
 """Bounds the scratch: each chunk of logits is widened to 32 bits."""
 _ROUNDING = 0.01
-"""By how much probabilities of 16 bits may miss a sum of 1."""
+"""How much probabilities of 16 bits may miss a sum of 1."""
 
 
 def router_row(routing: Routing) -> torch.Tensor | None:

@@ -377,4 +377,4 @@ class TensorCollections:
 
 
 tensor_collections = TensorCollections()
-"""Those of this process."""
+"""The collections of this process."""

@@ -1,11 +1,11 @@
-"""Engines that step with gradients of their own: their interface, and plans of what they hold.
+"""Engines that step with their own gradients: their interface, and plans of what they hold.
 
-The interface to a framework that steps optimizers by itself, with gradients of its own.
+The interface to a framework that steps optimizers itself, with its own gradients.
 Such an engine hands the optimizer flat parts of master weights, clips and unscales in between, and
 skips steps. It is asked, through this interface, before and after each step of its own.
 
 The measurement plan of an engine's model, whose gradients are kept apart from its parameters.
-An engine keeps the gradients, or this rank's parts of them, in buffers of its own. It says which
+An engine keeps the gradients, or this rank's parts of them, in its own buffers. It says which
 part of which parameter this rank steps, and finds the gradients each time that they are measured.
 """
 
@@ -46,7 +46,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class OwningEngine(Engine, Protocol):
-    """An engine that keeps gradients of its own, and makes the plan of them."""
+    """An engine that keeps its own gradients, and makes the plan of them."""
 
     def make_plan(self, label: str) -> MeasurementPlan:
         """Return what to measure, under the names of the model's own parameters."""
@@ -117,7 +117,7 @@ class EnginePlan(MeasurementPlan):
 
     held: tuple[int, ...]
     owner: "weakref.ref[Any]"
-    """What the engine keeps its gradients in: an optimizer of its own."""
+    """What the engine keeps its gradients in: a separate optimizer."""
     find: Callable[[Any], Found]
     whole: Callable[[Any], Iterable[torch.Tensor]]
     unknown_layout: str

@@ -41,7 +41,7 @@ class LibraryOptimizer(Optimizer):
         self.param_groups = []
         self.state = {}  # type: ignore[assignment]
         self.given: dict[int, torch.Tensor] | None = None
-        """By `id` of the parameter, the gradients that it was called with; None: the parameters'
+        """Gradients that it was called with by `id` of the parameter; None: the parameters'
         own."""
 
     def show(self, groups: Iterable[tuple[Sequence[torch.Tensor], dict[str, Any]]]) -> None:
@@ -59,7 +59,7 @@ class LibraryOptimizer(Optimizer):
 
 
 _shown_by: dict[int, tuple[type, Callable[[Any], LibraryOptimizer]]] = {}
-"""By `id` of the class."""
+"""A class and what shows its optimizers, by `id` of the class."""
 _views: "weakref.WeakKeyDictionary[Any, LibraryOptimizer]" = weakref.WeakKeyDictionary()
 _substitutes: "weakref.WeakKeyDictionary[Any, weakref.ref[Optimizer]]" = weakref.WeakKeyDictionary()
 

@@ -116,7 +116,7 @@ _WRAPPER_COMPONENTS = frozenset(
 
 
 _PEFT_PREFIX = ["base_model", "model"]
-"""Of every parameter in PEFT's model: that, and the tuner inside it."""
+"""Prefix of every parameter in PEFT's model: that, and the tuner inside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class NamedParameter:
     name: str
     parameter: torch.Tensor
     place: int
-    """Where it stands in the module tree; those outside come after it."""
+    """Where it is in the module tree; those outside come after it."""
 
 
 def named_parameters(

@@ -117,17 +117,17 @@ class MeasurementPlan:
     plain: bool
     layers: tuple[Layer, ...]
     places: tuple[int, ...]
-    """[L], ascending: where each layer stands in the model."""
+    """[L], ascending: where each layer is in the model."""
     shares: tuple[Share, ...]
     rows_of_share: tuple[tuple[int, ...], ...]
     device: torch.device
     compute_dtype: torch.dtype
-    """Of FSDP2's policy, else of most parameters of the model; autocast may override it."""
+    """Dtype of FSDP2's policy, else of most parameters of the model; autocast may override it."""
     strategy: str
     reducers: Reducers
     unsupported: tuple[str, ...]
     view: weakref.ref[LibraryOptimizer] | None = None
-    """Of another library's optimizer: it may be called with gradients."""
+    """View of another library's optimizer, which may be called with gradients."""
 
     @property
     def of_run(self) -> bool:

@@ -49,7 +49,7 @@ class _Known:
     frozen: tuple[int, ...]
     """Places of the parameters that are not trained."""
     plan: MeasurementPlan
-    """Without slots and frozen parameters."""
+    """The plan without slots and frozen parameters."""
 
 
 class PlanCache:
@@ -143,7 +143,7 @@ class PlanMaker:
         self._ranks_in_run = ranks_in_run
         self._new_optimizers = new_optimizers
         self._model: weakref.ref[nn.Module] | None = None
-        """What the user named."""
+        """The model that the user named."""
         self._root: weakref.ref[nn.Module] | None = None
         """The module tree of the first one's parameters."""
         self._live: LiveObjects | None = None
@@ -197,9 +197,9 @@ class PlanMaker:
         return plan
 
     def trains_rest_of_model(self, optimizer: Optimizer, held: Collection[int]) -> bool:
-        """Return whether an optimizer trains what others, of parameters `held`, leave of the model.
+        """Return whether an optimizer trains parameters of the model that no other optimizer has.
 
-        Where the model's parameters are in no module, what is in none either is the rest of it.
+        held: ids of the others' parameters. For a model that is no module: all that is in none.
         """
         root = self.root
         if root is not None:

@@ -72,7 +72,7 @@ class OptimizerRegistry:
         return tuple(self.roles.watched)
 
     def made(self, optimizer: Optimizer) -> None:
-        """Record a new optimizer; the first plan finds those from before it by itself."""
+        """Record a new optimizer; the first plan finds earlier ones itself."""
         self._new.add(optimizer, candidate=bool(self.roles.watched))
 
     @property

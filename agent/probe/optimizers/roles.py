@@ -129,20 +129,20 @@ class WatchedOptimizer:
 
 
 IDLE_STEPS_AT_MOST = 100
-"""After which an optimizer that never steps no longer counts."""
+"""Steps after which an optimizer that never steps no longer counts."""
 
 
 class OptimizerRoles:
     """The watched optimizers in the order in which they came, and the passes that they step in.
 
     A pass begins with a backward of the run. A candidate becomes joint once it has stepped in the
-    same pass as the run, and separate once it has stepped in a pass of its own.
+    same pass as the run, and separate once it has stepped in its own pass.
     """
 
     def __init__(self) -> None:
         self.watched: list[WatchedOptimizer] = []
         self._pass = 1
-        """Numbers the backwards."""
+        """Number of the current backward."""
 
     @property
     def labels_of_run(self) -> set[str]:
@@ -166,7 +166,7 @@ class OptimizerRoles:
     def begin_pass(self) -> bool:
         """Begin the next pass; return whether a candidate turned out to be separate.
 
-        That is one that has stepped by itself in the pass that is over.
+        That is one that has stepped alone in the pass that is over.
         """
         alone = [
             watched

@@ -30,7 +30,7 @@ class GradientFormats:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[Sequence[Layer], Counter[torch.dtype]]] = {}
-        """By label, with the layers of the plan that it was of."""
+        """Dtypes by label, with the layers of the plan that they were found for."""
 
     def note(self, plan: MeasurementPlan) -> None:
         """Count the gradients of a plan, unless that is done."""

@@ -40,7 +40,7 @@ class PlacementAxis:
     source: str
     """What it is known from: ddp, fsdp1, fsdp2, hsdp, tp, declared, …"""
     dimension: str = ""
-    """Of the tensor that is split, where it is known."""
+    """Dimension of the tensor that is split, where it is known."""
 
     @property
     def layout(self) -> str:
@@ -188,7 +188,7 @@ class Declarations:
 
 
 declarations = Declarations()
-"""Those of this process."""
+"""The declarations of this process."""
 
 
 def _axes(shard: object, replicate: object) -> Iterator[PlacementAxis]:

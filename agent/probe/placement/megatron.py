@@ -8,7 +8,7 @@ parameter then marks by `main_param_sharded`, or of the parameter itself, as a v
 Axes from the attributes that Megatron-LM and compatible frameworks set on parameters.
 `tensor_model_parallel` marks a shard of a tensor; a parameter without it is the same on all ranks
 of the tensor parallel group (also one with `sequence_parallel`, whose gradients are summed over
-that group before the step). `allreduce=False` marks an expert, which has groups of its own.
+that group before the step). `allreduce=False` marks an expert, which has its own groups.
 `shared` marks a copy that another pipeline stage counts. The groups are those of Megatron's
 `parallel_state`, when the process has loaded and initialised it. Its distributed optimizer steps
 slices of the parameters, which the data parallel ranks share among them: see `megatron_masters`.
@@ -30,7 +30,7 @@ class MasterOrigin(NamedTuple):
     """What a tensor of the optimizer stands for."""
 
     parameter: torch.Tensor
-    """Of the model, with Megatron's attributes."""
+    """Parameter of the model, with Megatron's attributes."""
     sliced: bool
     """Whether the optimizer holds a slice of it, and other ranks the rest."""
 

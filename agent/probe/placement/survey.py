@@ -100,7 +100,7 @@ def _hook_reduces(hook: Callable[..., object], state: object) -> bool:
 
 
 def lies_whole(tensor: DTensor) -> bool:
-    """Return whether this rank holds a part of `tensor` that means something by itself."""
+    """Return whether this rank holds a part of `tensor` that is meaningful alone."""
     coordinate = tensor.device_mesh.get_coordinate()
     return coordinate is not None and not any(p.is_partial() for p in tensor.placements)
 
@@ -137,7 +137,7 @@ class TensorParallelMeshes:
                     if not placement.is_replicate() and parameter.device_mesh.size(dimension) > 1
                 }
 
-    def copies_beside(self, home: frozenset[int]) -> Iterator[PlacementAxis]:
+    def copies_outside(self, home: frozenset[int]) -> Iterator[PlacementAxis]:
         """Yield the axes along which a tensor held by the ranks `home` alone is copied."""
         for mesh, split in self._split.items():
             covered = _dimensions_of(mesh, home)
@@ -248,11 +248,11 @@ class Survey:
             grid = grid_of(parameter, self._rank, fsdp=self._fsdp)
         else:
             grid = Grid(self._rank)
-        for axis in self._axes_beside(parameter, grid.home or frozenset({self._rank})):
+        for axis in self._axes_elsewhere(parameter, grid.home or frozenset({self._rank})):
             grid = grid.crossed_by(axis)
         return grid
 
-    def _axes_beside(
+    def _axes_elsewhere(
         self, parameter: torch.Tensor, home: frozenset[int]
     ) -> Iterator[PlacementAxis]:
         """Yield the axes besides those of the tensor itself, the most certain first."""
@@ -262,7 +262,7 @@ class Survey:
         if declared is not None and declared.own:
             return
         yield from self._wrapped.get(id(parameter), ())
-        yield from self._tensor_parallel.copies_beside(home)
+        yield from self._tensor_parallel.copies_outside(home)
         if not isinstance(parameter, DTensor):
             yield from megatron.axes_of(parameter, self._masters)
 

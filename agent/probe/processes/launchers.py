@@ -33,7 +33,7 @@ _RANKS_MAX = 2**20
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """Where a rank stands on its node, and which node that is."""
+    """Where a rank is on its node, and which node that is."""
 
     local_rank: int
     local_world_size: int
@@ -48,7 +48,7 @@ class NodePlace:
 
 @dataclass(frozen=True, slots=True)
 class SlurmTask:
-    """A rank that `srun` started by itself."""
+    """A rank that `srun` started alone."""
 
     job: str
     step: str
@@ -200,7 +200,7 @@ class Members:
     """Global ranks, ascending, that make a run of their own within a job.
 
     suffix: distinguishes the run's name from those of the job's other groups; empty when the group
-    is the whole job, or has been given a name of its own.
+    is the whole job, or has been given its own name.
     """
 
     ranks: tuple[int, ...]

@@ -62,7 +62,7 @@ class Starting:
 
 
 def start_detached(module: Sequence[str], environment: Mapping[str, str]) -> Starting:
-    """Start `python -m MODULE … --ready-fd N` in a session of its own, as no child of this process.
+    """Start `python -m MODULE … --ready-fd N` in a separate session, as no child of this process.
 
     It gets none of this process's descriptors, so nothing that waits for the job's processes or
     pipes ever waits for it. The shell in between is gone when this returns: no `os.wait()` meets
@@ -132,7 +132,7 @@ def _unnoticed() -> Iterator[None]:
 
 
 def _some_child_has_ended() -> bool:
-    """Return whether a child has ended that was not waited for; it stays so."""
+    """Return whether a child has ended and is not reaped yet; it is not reaped here either."""
     with suppress(ChildProcessError):
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return found is not None

@@ -70,7 +70,7 @@ def _stat_field(pid: int, field: int) -> str:
 def is_helper(
     identity: RankIdentity, directory: Path, *, asked_for: bool, numbered_by_environment: bool
 ) -> bool:
-    """Return whether this process is no rank of its own, but a data worker or the like.
+    """Return whether this process is no rank of its own, but a data worker or similar.
 
     A process group of its own makes a process a rank. One without has its rank's number only by
     inheritance where a rank above it has the same; a child of multiprocessing helps the rank above
@@ -95,7 +95,7 @@ def _ranks_above(directory: Path) -> Iterator[RankIdentity]:
     """Yield the ranks among the processes above this one."""
     above = set(ancestors())
     if (parent := multiprocessing.parent_process()) is not None:
-        above.add(parent.pid or 0)  # a fork server may stand in between
+        above.add(parent.pid or 0)  # a fork server may be in between
     for run_dir in locations.find_runs(directory):
         for path in locations.find_rings(run_dir):
             if (identity := _alive(path)) is not None and identity.pid in above:

@@ -1,6 +1,6 @@
 """`python -m mp_agent.probe.processes.rendezvous`: finds the root agent by the job's store.
 
-A process of its own, detached and of lower priority, started by rank 0 and by local rank 0 of every
+A separate process, detached and of lower priority, started by rank 0 and by local rank 0 of every
 node of a run of several nodes. Training never waits for it, and it ends by itself: when it knows,
 when the rank that started it is gone, or after `LIFE_SECONDS`.
 """

@@ -90,7 +90,7 @@ class StepRecorder:
 
     @contained(_kind_of_measuring)
     def measure(self, step: OpenStep, scaled: Sequence[ScaledOptimizer], point: str) -> None:
-        """Measure optimizers' gradients as they stand, and write the step as it stands, open.
+        """Measure optimizers' gradients as they are, and write the step as it is, open.
 
         scaled: the optimizers, each with 1 / the factor by which its gradients are still
         multiplied. point: where in the step this is, for the run's facts.
@@ -136,7 +136,7 @@ class StepRecorder:
             timer.stop()
             step.timers.append(timer)
         step.measured.update(plan.label for plan, _ in usable)
-        if step.worth_telling(self._registry.roles.labels_of_run):
+        if step.worth_reporting(self._registry.roles.labels_of_run):
             ready.delivery.offer(self._observed(step), complete=False)
 
     @contained("timing a step")
@@ -216,7 +216,7 @@ class StepRecorder:
 
         Where only the loss may be a reason, the delivery decides when it has arrived.
         """
-        worthwhile = step.worth_telling(self._registry.roles.labels_of_run)
+        worthwhile = step.worth_reporting(self._registry.roles.labels_of_run)
         try:
             if (worthwhile or step.loss_is_unread) and (
                 ready := self._prepare_to_write(self._registry.plans())

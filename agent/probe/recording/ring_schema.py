@@ -63,7 +63,7 @@ class RingSchema:
         self.optimizers: tuple[OptimizerRows, ...] = ()
         """Those that the schema in the ring has rows of, in their order."""
         self._layers: tuple[tuple[Layer, ...], ...] = ()
-        """Of the plans that the schema in the ring was made of."""
+        """Layers of the plans that the schema in the ring was made of."""
         self._own_layers: Mapping[str, tuple[str, ...]] = {}
         """The own families that it has."""
         self._collections = ""

@@ -89,11 +89,11 @@ class _Gradients(NamedTuple):
     gradients: Gradients
     inverse_scale: Scalar
     empty: bool
-    """There is no gradient."""
+    """Whether there is no gradient."""
 
 
 class StepMeasurement:
-    """Measures the gradients of optimizers as they stand."""
+    """Measures the present gradients of optimizers."""
 
     def __init__(
         self,

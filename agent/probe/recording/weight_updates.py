@@ -308,7 +308,7 @@ class WeightUpdates(Instrument):
         self._limit_bytes = copy_mib * _MIB
         self._note_unsupported = registry.note_unsupported
         self._kept: dict[str, tuple[int, list[torch.Tensor | None]]] = {}
-        """By optimizer: the step, and the weights [L] before it, None for those left out."""
+        """The step, and the weights [L] before it, None for those left out; by optimizer."""
 
     def gradients_measured(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
         """Copy the weights of optimizers that are about to step, unless that was done."""

@@ -115,7 +115,7 @@ class ChunkMeter:
         lowest, highest = torch.aminmax(bits)
         low, high = int(lowest.item()), int(highest.item())
         sum_squares = squares.sum().item() if high else 0.0
-        # Below zero stands NaN, whose sign torch keeps.
+        # Below zero is NaN, whose sign torch keeps.
         zeros, smallest = self._look_below(stored, tally.wanted) if low <= 0 else (0, nan)
         if zeros < count and not TRUSTED_SUM_MIN <= sum_squares <= float_info.max:
             self._add_carefully(chunk, tally, zeros)

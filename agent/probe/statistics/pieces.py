@@ -127,7 +127,7 @@ def folded(family: ColumnFamily, rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 ROWS_AT_MOST = 64
-"""Of one layer, before they become one: a step may call a layer any number of times."""
+"""Most rows of one layer before they become one: a step may call a layer any number of times."""
 
 
 def keep_row(family: ColumnFamily, rows: list[torch.Tensor], row: torch.Tensor) -> None:

@@ -52,12 +52,12 @@ class StepBoundaries:
         self.reaches_run = False
         """A backward since the run's last step has made gradients of the run."""
         self._first_sequence = 1
-        """Of the first step since another optimizer took over."""
+        """Sequence number of the first step since another optimizer took over."""
         self._longest_turn = 0
         """Steps that an optimizer made in the place of one that then came back."""
         self._in_turns = False
         self._pass = 0
-        """Numbers the backwards."""
+        """Number of the current backward."""
         self._lone: dict[str, tuple[int, OpenStep]] = {}
         """By label: what would be a step, if that optimizer were the run's own; and its pass."""
 

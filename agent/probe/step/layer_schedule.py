@@ -17,7 +17,7 @@ STRIDE_AT_MOST = 64
 _WINDOWS_AT_MOST = 32
 """That are judged together. A sample of layers rarer than that costs next to nothing per step."""
 _CALM_WINDOWS = 4
-"""In which twice the cost would be within the budget, before more is measured."""
+"""Windows in which twice the cost would be within the budget, before more is measured."""
 _CALM_SHARE = 0.8
 
 

@@ -67,7 +67,7 @@ class OpenStep:
     makes_none: bool = False
     """Another one has made none of them."""
     touched_places: frozenset[int] = frozenset()
-    """Of the parameters whose gradients the last one that made any has made."""
+    """Places of the parameters whose gradients the last backward that made any has made."""
     makes_parts: bool = False
     """One has made gradients of none of the parameters that the one before it made some of."""
     loss_repeats: bool = False
@@ -78,29 +78,29 @@ class OpenStep:
     raw_loss: Scalar = 0.0
     """The part of the loss of which it is not known what it was before it was scaled."""
     factor: Scalar = 1.0
-    """By which an engine has multiplied the gradients since they were reduced."""
+    """Factor by which an engine has multiplied the gradients since they were reduced."""
     measured: set[str] = field(default_factory=set)
-    """Optimizers whose gradients as they stand now were looked at; a backward empties this."""
+    """Optimizers whose present gradients were looked at; a backward empties this."""
     settled: set[str] = field(default_factory=set)
     """Optimizers whose gradients were looked at for good: later ones are taken at other weights."""
     stepped: set[str] = field(default_factory=set)
     """Optimizers that have stepped."""
     clipped: set[str] = field(default_factory=set)
-    """Optimizers whose gradients as they stand now were clipped."""
+    """Optimizers whose present gradients were clipped."""
     totals: dict[str, torch.Tensor] = field(default_factory=dict)
     rows: dict[str, torch.Tensor] = field(default_factory=dict)
     sampled: dict[str, SampledRows] = field(default_factory=dict)
     """Families other than the gradients that were measured, by name."""
     own_rows: dict[str, torch.Tensor] = field(default_factory=dict)
-    """By family that is not of parameters, the rows [M, C] of its own layers."""
+    """Rows [M, C] of a family's own layers, by family that is not of parameters."""
     unread_scales: dict[str, torch.Tensor] = field(default_factory=dict)
     """Per optimizer, 1 / the factor by which its statistics are still multiplied, on a device."""
     timers: list[DeviceTimer] = field(default_factory=list)
-    """Of the device, around what was measured there."""
+    """Timers of the device, around what was measured there."""
     streams: set[Hashable] = field(default_factory=set)
     """Streams of the device on which gradients were measured."""
 
-    def worth_telling(self, labels_of_run: Collection[str]) -> bool:
+    def worth_reporting(self, labels_of_run: Collection[str]) -> bool:
         """Whether the step should be known of although it does not end.
 
         Micro-batches left over at the end of an epoch are no step, nor is what the optimizers of
@@ -277,7 +277,7 @@ class ObservedStep:
     rows_LC: torch.Tensor | None
     sampled: Mapping[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     own_rows: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """By family that is not of parameters, the rows [M, C] of its own layers."""
+    """Rows [M, C] of a family's own layers, by family that is not of parameters."""
     unread_scales: Sequence[UnreadScale] = ()
     streams: Collection[Hashable] = ()
     timers: Sequence[DeviceTimer] = ()
@@ -291,9 +291,9 @@ def observed_step(
     *,
     only_if_nonfinite: bool = False,
 ) -> ObservedStep:
-    """Return the step as it stands now, `trainer_lead` ahead in the trainer's own count.
+    """Return the step as it is now, `trainer_lead` ahead in the trainer's own count.
 
-    Its rows stand in the order of the optimizers.
+    Its rows are in the order of the optimizers.
     """
     shares = {each.label: each.shares for each in optimizers}
     layers = {each.label: each.layers for each in optimizers}
@@ -335,7 +335,7 @@ def _sampled(
 
 
 def _range_of(label: str, rows: Mapping[str, int]) -> slice:
-    """Return where the rows of `label` stand among those of all."""
+    """Return where the rows of `label` are among those of all."""
     begin = 0
     for other, count in rows.items():
         if other == label:

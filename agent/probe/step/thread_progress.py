@@ -122,7 +122,7 @@ _EARLY_STEPS = 128
 _EARLY_INTERVAL = 4
 _INTERVAL = 32
 _ELEMENTS = 256
-"""Of each inspected gradient."""
+"""Number of elements of each inspected gradient."""
 _TENSORS = 3
 
 
@@ -163,7 +163,7 @@ class GradientTrace:
         return self._before is None and self.loss_factor is None and not _is_due(sequence)
 
     def changes(self, plan: MeasurementPlan, sequence: int) -> tuple[Scalar, Scalar] | None:
-        """Return what has become of the gradients, as they stand, since backward.
+        """Return what has become of the present gradients since backward.
 
         The first number is that by which they were multiplied, as the ratio of norms: 1 exactly, if
         nothing has changed them; NaN, if it is of 0 or of what is not finite. The second is 1 if
@@ -264,7 +264,7 @@ class ThreadProgress(threading.local):
         self.schedule_scales = False
         """A GradScaler has scaled the losses of its micro-batches."""
         self.announced_loss: Scalar | None = None
-        """Of the backward that is about to begin."""
+        """Loss of the backward that is about to begin."""
         self.clipped: list[WatchedOptimizer] = []
         """Optimizers whose gradients are being clipped."""
         self.measures: set[str] = set()
@@ -316,7 +316,7 @@ class GradientsMark:
         self._before: list[tuple[int, int] | None] = []
         self._marked: list[tuple[weakref.ref[torch.Tensor], int]] = []
         self.touched_places: frozenset[int] = frozenset()
-        """In the plan, of the parameters whose gradients the last backward has made."""
+        """Places in the plan of the parameters whose gradients the last backward has made."""
         self._after: list[weakref.ref[torch.Tensor] | None] = []
         """All that existed after backward, those that it has left alone too."""
 

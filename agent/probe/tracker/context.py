@@ -37,7 +37,7 @@ class TrackerContext:
     trainer_step: TrainerStep = field(default_factory=TrainerStep)
     run_thread: int | None = None
     """Thread in which the first optimizer stepped last, or before its first step, in which its
-    gradients were measured; others train models of their own."""
+    gradients were measured; others train their own models."""
     awaits_optimizer: bool = False
     """The ring is made with the first optimizer, or once there have been many backwards."""
     guarded: bool = False

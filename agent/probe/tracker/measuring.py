@@ -124,7 +124,7 @@ class Succession:
     def is_due(self, watched: WatchedOptimizer) -> bool:
         """Return whether an optimizer trains on where those of the run have ceased to.
 
-        Trainings side by side, each in a thread of its own, do not take each other's place.
+        Trainings side by side, each in a separate thread, do not take each other's place.
         """
         context = self._context
         returns = context.registry.returns(watched)
@@ -154,7 +154,7 @@ class Succession:
 
 
 _UNHELD_AT_STEP = 64
-"""By which all optimizers that train the run's model have been made."""
+"""Step by which all optimizers that train the run's model have been made."""
 OWN_GRADIENTS = "the loss of steps whose gradients the script itself puts together"
 
 
@@ -169,7 +169,7 @@ class GradientMeasuring:
         """The script was found to change gradients in place between backward and step."""
 
     def measure(self, watched: WatchedOptimizer, point: str, inverse_scale: Scalar) -> None:
-        """Measure gradients as they stand, unless those that stand were measured before.
+        """Measure gradients as they are, unless the present ones were measured before.
 
         point: where in the step, for the run's facts. inverse_scale: 1 / the factor by which the
         gradients are still multiplied.

@@ -176,7 +176,7 @@ class OptimizerSteps:
     def _is_part_of_enclosing(self, optimizer: Optimizer, watched: WatchedOptimizer) -> bool:
         """Return whether a step within another one, which has been counted, updates the same.
 
-        The other one may have raised; the same optimizer then begins a step of its own.
+        The other one may have raised; the same optimizer then begins its own step.
         """
         thread = self._context.thread
         if thread.enclosing is None:
@@ -276,7 +276,7 @@ class GraphSteps:
         self._graphs.begin(graph)
 
     def capture_ended(self) -> None:
-        """End it."""
+        """End the recording of what is captured."""
         self._graphs.end()
 
     def captured_step(self, optimizer: object) -> None:

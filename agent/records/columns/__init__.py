@@ -113,7 +113,7 @@ GRADIENT_COLUMN_NAMES = GRADIENTS.names
 GRADIENT_POSITIONS: Mapping[str, int] = {
     name: position for position, name in enumerate(GRADIENT_COLUMN_NAMES)
 }
-"""Where a column stands in the rows that the probe writes and the merge holds."""
+"""Where a column is in the rows that the probe writes and the merge holds."""
 
 STEP_COLUMNS_BY_NAME: Mapping[str, Column] = {column.name: column for column in STEP_COLUMNS}
 """The columns of a step as a whole by name."""

@@ -72,7 +72,7 @@ class ColumnFamily:
     counts_when_skipped: bool = True
     """Whether rows of a step count whose update GradScaler skipped."""
     of_parameters: bool = True
-    """Whether rows are of parameters, and of their shares; other families have shares of their own,
+    """Whether rows are of parameters, and of their shares; other families have their own shares,
     and take no room where nothing of them is measured."""
     compared_only: bool = False
     """Whether rows serve to compare what ranks hold, layer by layer, and are never merged."""

@@ -1,4 +1,4 @@
-"""The part of a body that a device writes to by itself, and what makes it readable.
+"""The part of a body that a device itself writes to, and what makes it readable.
 
 The device copies a step's numbers, and the rows of its layers, straight into the ring, as
 `transfers`. What only the host knows of the step is written at once, into an ordinary slot. Usually

@@ -84,7 +84,7 @@ BODY = struct.Struct("=6QHHI")
 """Bytes, generation, previous offset, first step, first layer, bytes of the schema, slots of steps
 that a device writes, slots of layers that it writes, CRC-32."""
 CHECKSUM_BYTES = 4
-"""Of the CRC-32 at the end of both."""
+"""Bytes of the CRC-32 at the end of both."""
 
 NAME_BYTES_MAX = 64
 STATE = struct.Struct(f"=IIqqq7QdII{NAME_BYTES_MAX}s")

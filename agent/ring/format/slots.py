@@ -3,7 +3,7 @@
 Slots: numbered, checksummed places for payloads of one size; see `layout` for their bytes.
 Writers overwrite the oldest slot and never wait. Readers take a slot whole or not at all.
 
-Transfers: numbers that a device copies into host memory by itself, later than it was asked.
+Transfers: numbers that a device copies into host memory, later than it was asked.
 A transfer is int64[N + 2]: its number, the bits of N float64, and a checksum over both. The bytes
 of a copy may become visible in any order, and no event marks the last one: a transfer is whole when
 its checksum is right. The checksum is a weighted sum modulo 2^64, which a device computes in

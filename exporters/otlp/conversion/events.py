@@ -41,7 +41,8 @@ SCOPE = InstrumentationScope("mp_agent", __version__)
 
 POINTS_MAX = 4000
 LABEL_CHARACTERS_MAX = 700_000
-"""Per request; together they keep it below the 4 MiB that a gRPC server accepts by default."""
+"""Most characters per request, which stays below the 4 MiB that a gRPC server accepts by
+default."""
 
 PROCESS_METRICS = frozenset(
     metric.name for metric in (*EXPORT_METRICS, *TRANSPORT_METRICS, *FLIGHT_METRICS)
@@ -60,7 +61,7 @@ class Times:
 
     taken_unix_ns: int
     born_unix_ns: Mapping[str, int]
-    """By run."""
+    """Time of birth by run."""
     resets_unix_ns: Mapping[Key, int]
     process_unix_ns: int = 0
     """When this process started to count its own work."""

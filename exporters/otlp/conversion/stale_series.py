@@ -61,7 +61,7 @@ _NO_RECORDED_VALUE = DataPointFlags.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
 _REMEMBERED_MAX = 100_000
 
 Series = dict[Metric, frozenset[tuple[str, ...]]]
-"""Label values by metric."""
+"""Label values of series, by metric."""
 
 
 class NoRecordedValues(MetricsData):

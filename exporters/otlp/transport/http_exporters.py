@@ -43,7 +43,7 @@ _PROTOBUF = "application/x-protobuf"
 _WEB_PAGE = "text/html"
 _EXPLANATION_CHARACTERS_MAX = 200
 ANSWER_BYTES_MAX = 1 << 16
-"""Of a body that are read, and of what is unpacked of it."""
+"""Most bytes of a body that are read, and of what is unpacked of it."""
 _READ_BYTES = 1 << 13
 _READ_SECONDS = 10.0
 """Where a request has no time-out."""

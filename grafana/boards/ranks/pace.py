@@ -13,7 +13,7 @@ _HEATMAP_POINTS = 60
 _STEP = series("mp_agent_rank_step")
 _LATEST = f"last_over_time({_STEP}[$__range] @ end())"
 _FURTHEST_BEHIND = f"bottomk(10, {aggregated(_LATEST, 'max', keep=_RANK)})"
-"""At the end of the time range."""
+"""The ranks furthest behind at the end of the time range."""
 _THEIR_STEPS = aggregated(chosen(_STEP, _FURTHEST_BEHIND, keep=_RANK), "max", keep=_RANK)
 _LAG = f"scalar(max({_STEP})) - {_THEIR_STEPS}"
 
@@ -21,7 +21,7 @@ _COMPUTE = series("mp_agent_rank_compute_seconds")
 
 _PARTS = "mp_agent_rank_step_part_seconds_total"
 _OWN_PARTS = series(_PARTS, 'part!="backward"')
-"""In backward a rank waits for others."""
+"""Parts of a rank's own; in backward it waits for others."""
 _RANK_AND_PART = ("rank", "part")
 
 

@@ -35,7 +35,7 @@ def test_a_healthy_run_brings_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 10, 500])
-def test_a_run_that_turns_nan_is_told_at_the_step_at_which_it_did(every: int) -> None:
+def test_a_run_that_turns_nan_is_reported_at_the_step_at_which_it_did(every: int) -> None:
     result = judged(broken_points(300, 201, every=every))
     found = {alert.name: alert for alert in result.alerts}
     assert found.keys() >= {UPDATE, LOSS}
@@ -115,7 +115,7 @@ def test_steps_that_train_nothing_begin_with_the_first_row_of_them() -> None:
     assert found.first_step == 505
 
 
-def test_a_resumed_run_starts_its_own_past_anew() -> None:
+def test_a_resumed_run_restarts_its_own_past() -> None:
     high = [Point(step=n, loss=9.0 + n % 5 / 20, grad_norm=40.0) for n in range(1, 80)]
     low = [Point(step=n, loss=1.0 + n % 5 / 50, grad_norm=0.5) for n in range(1000, 1300)]
     assert alerts(judged([*low, *high])) == {}
@@ -141,7 +141,7 @@ def test_one_point_is_a_log_too() -> None:
     assert judged([Point(step=7, loss=1.0)]).points == 1
 
 
-def test_what_a_log_lacks_is_told_and_not_judged() -> None:
+def test_what_a_log_lacks_is_noted_and_not_judged() -> None:
     result = judged([Point(step=n, grad_norm=1.0) for n in range(1, 100)])
     blind = {spot.name: spot.reason for spot in result.blind}
     assert blind[LOSS] == "the log does not hold the loss"
@@ -183,7 +183,7 @@ def test_the_same_alerts_at_the_same_steps_as_in_the_node_agent(name: str, tmp_p
         for point in SERIES[name]:
             live.now_seconds += seconds
             live.step(**_columns(point))
-    told = {
+    live_steps = {
         (event.condition.name, event.condition.severity): event.step
         for event in reversed(live.events)
         if event.state == "firing"
@@ -191,8 +191,8 @@ def test_the_same_alerts_at_the_same_steps_as_in_the_node_agent(name: str, tmp_p
     result = judged(SERIES[name], step_seconds=seconds)
     scrape_steps = 15 / seconds
     for alert in result.alerts:
-        assert abs(told[alert.name, alert.severity] - alert.value_step) <= scrape_steps
-    assert {alert.name for alert in result.alerts} == {name for name, _ in told}
+        assert abs(live_steps[alert.name, alert.severity] - alert.value_step) <= scrape_steps
+    assert {alert.name for alert in result.alerts} == {name for name, _ in live_steps}
 
 
 def _columns(point: Point) -> dict[str, float]:

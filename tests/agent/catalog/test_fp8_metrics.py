@@ -52,7 +52,7 @@ def test_a_gauge_reads_its_columns(name, values):
     assert metric.read(view) == (EXPECTED[name] if values else None)
 
 
-def test_shares_that_are_flushed_are_told_by_operand():
+def test_shares_that_are_flushed_are_reported_by_operand():
     metric = BY_PROMETHEUS_NAME["mp_agent_fp8_flushed_ratio"]
     assert metric.read is not None
     found = metric.read(make_run_view(latest=LatestValues(families={FP8.name: VALUES})))

@@ -26,7 +26,7 @@ def test_an_action_is_counted_with_its_mode(value, mode):
     assert counted == {("clip_gradients", mode): 1.0, ("clip_gradients", other): 0.0}
 
 
-def test_what_a_guard_did_not_do_is_counted_as_0_and_without_a_guard_there_is_nothing():
+def test_what_a_guard_did_not_do_is_counted_as_0_and_without_one_there_is_nothing():
     assert ACTIONS.count is not None
     nothing = {("none_left", "done"): 0.0, ("none_left", "dry_run"): 0.0}
     assert ACTIONS.count(_change(guard_none_left=0.0)) == nothing

@@ -79,7 +79,7 @@ def test_a_gauge_reads_its_columns_and_nothing_where_there_are_none(name, expect
     assert read(name, EMPTY) is None
 
 
-def test_losses_in_fp16_are_told_at_three_scales():
+def test_losses_in_fp16_are_reported_at_three_scales():
     found = read("mp_agent_grad_fp16_flushed_ratio")
     shares = {
         name: distribution_reference(GRADIENT, SCALE * factor)["flushed_elements"] / 8

@@ -1,7 +1,7 @@
 """Small jobs that go wrong at a known place: `torchrun tests/agent/flight/job.py FACTS [KIND …]`.
 
-One after the other, each as a run of its own, named after its kind. Rank 0 writes what really
-happened, told by torch alone, to `<FACTS>/<KIND>.json`. Without a kind, one that does not end.
+One after the other, each as a separate run, named after its kind. Rank 0 writes what really
+happened, seen by torch alone, to `<FACTS>/<KIND>.json`. Without a kind, one that does not end.
 """
 
 import json

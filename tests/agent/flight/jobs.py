@@ -46,5 +46,5 @@ def finished_jobs(kinds: tuple[str, ...], directory: Path) -> Iterator[dict[str,
 
 
 def _outcome(kind: str, shared: Path, facts: Path) -> Outcome:
-    told = json.loads(facts.read_text()) if facts.exists() else {}
-    return Outcome(kind, locations.run_directory(shared, kind), told)
+    known = json.loads(facts.read_text()) if facts.exists() else {}
+    return Outcome(kind, locations.run_directory(shared, kind), known)

@@ -119,8 +119,8 @@ def test_a_running_job_is_recorded_on_all_its_nodes_at_the_same_steps(tmp_path):
         assert windows[0][0] == windows[1][0] and abs(len(windows[0]) - len(windows[1])) <= 1
         assert 29 <= len(windows[0]) <= 30
         assert all(log.end is EndReason.RUNNING for log in evidence.ranks)
-        told = command("postmortem", path.parent)
-        assert told.returncode == 0, told.stderr
-        assert "Nothing found" in told.stdout
+        report = command("postmortem", path.parent)
+        assert report.returncode == 0, report.stderr
+        assert "Nothing found" in report.stdout
     left = [run_dir for run_dir in run_dirs if run_dir.exists()]
     assert left == []

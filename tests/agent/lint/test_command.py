@@ -151,7 +151,7 @@ def test_a_report_is_written_to_a_file(folder: Path) -> None:
     assert "MP114" in (folder / "report.txt").read_text()
 
 
-def test_fix_mends_and_reports_the_rest(folder: Path) -> None:
+def test_fix_repairs_and_reports_the_rest(folder: Path) -> None:
     (folder / "bad.py").write_text(BAD + "\n\ntorch.autograd.set_detect_anomaly(True)\n")
     result = check("--fix")
     assert result.exit_code == 1

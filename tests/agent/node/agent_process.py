@@ -1,4 +1,4 @@
-"""A real node agent in a process of its own, as a rank starts it."""
+"""A real node agent in a separate process, as a rank starts it."""
 
 import os
 import subprocess

@@ -60,6 +60,6 @@ def open_run(run_dir: Path, settings: Settings) -> Iterator[OpenRun]:
 
 @pytest.fixture
 def start(run_dir: Path, settings: Settings) -> Iterator[StartAgent]:
-    """Start node agents in processes of their own, for the run if nothing else is said."""
+    """Start node agents in their own processes, for the run if nothing else is said."""
     with starting_agents(settings, run_dir) as start_:
         yield start_

@@ -1,4 +1,4 @@
-"""A process that writes a ring as a rank would, without torch; told through a pipe what to write.
+"""A process that writes a ring as a rank would, without torch; commands through a pipe say what.
 
 Locks and deaths are only seen from another process, so tests of the node agent need a real one.
 It is forked, which takes milliseconds.
@@ -63,30 +63,30 @@ class FakeRank:
 
     def steps(self, count: int = 1, *, gradients: dict[str, float] | None = None, **values: float):
         """Write the next steps, all alike."""
-        self._tell(write="steps", count=count, gradients=gradients or {}, values=values)
+        self._send(write="steps", count=count, gradients=gradients or {}, values=values)
 
     def open_step(self, *, gradients: dict[str, float] | None = None, **values: float) -> None:
         """Write the next step as one under way."""
-        self._tell(write="open", gradients=gradients or {}, values=values)
+        self._send(write="open", gradients=gradients or {}, values=values)
 
     def finish_step(self, *, gradients: dict[str, float] | None = None, **values: float) -> None:
         """Write the step under way once more, now complete."""
-        self._tell(write="finish", gradients=gradients or {}, values=values)
+        self._send(write="finish", gradients=gradients or {}, values=values)
 
     def layer_table(self, **columns: float) -> None:
         """Write the layers of the last step; all rows alike."""
-        self._tell(write="layers", columns=columns)
+        self._send(write="layers", columns=columns)
 
     def new_schema(self, *layers: str) -> None:
         """Go on with other parameters."""
-        self._tell(write="new_schema", layers=layers)
+        self._send(write="new_schema", layers=layers)
 
     def count(self, **counts: float) -> None:
-        self._tell(write="count", counts=counts)
+        self._send(write="count", counts=counts)
 
     def end(self, reason: EndReason = EndReason.COMPLETED) -> None:
         """Say that the rank ended; the process goes on."""
-        self._tell(write="end", reason=reason.value)
+        self._send(write="end", reason=reason.value)
 
     def exit(self) -> None:
         """Leave, without saying anything more."""
@@ -109,7 +109,7 @@ class FakeRank:
         os.close(self._commands)
         os.close(self._answers)
 
-    def _tell(self, **command: Any) -> None:
+    def _send(self, **command: Any) -> None:
         os.write(self._commands, json.dumps(command).encode() + b"\n")
         self._answer()
 
@@ -169,7 +169,7 @@ class _Writer:
 
 
 def _obey(commands: int, answers: int, *plan: Any) -> None:
-    """Write as told until told an empty line; never returns."""
+    """Write as commanded until an empty line; never returns."""
     try:
         writer = _Writer(*plan)
         os.write(answers, b"done")

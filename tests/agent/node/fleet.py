@@ -52,7 +52,7 @@ class SimNode:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew as the agent after this one, from what is settled."""
+        """Restart as the agent after this one, from what is settled."""
         self.schema_index = SchemaIndex(self._families)
         self.reporter = ReportBuilder(self.schema_index, position=self._settled)
         for sequence in range(self._settled + 1, self._written + 1):

@@ -64,7 +64,7 @@ def test_all_formats_are_served_compressed_or_not(
 
 
 @pytest.mark.slow
-def test_the_status_tells_when_the_end_was_scraped(
+def test_the_status_says_when_the_end_was_scraped(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ):
     rank = start_rank()
@@ -142,7 +142,7 @@ def test_an_agent_that_is_killed_is_continued_without_losing_a_step(
 def test_a_detached_agent_is_of_its_own_session_and_holds_no_pipe(
     run_dir: Path, settings: Settings, start_rank: StartRank
 ):
-    """Whoever waits for the end of the job's output must not wait for the agent."""
+    """A process that waits for the end of the job's output must not wait for the agent."""
     rank = start_rank()
     starter = start_agent(
         settings.model_copy(update={"linger_seconds": 0.0}), "--detach", "--run-dir", run_dir

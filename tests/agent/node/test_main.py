@@ -81,7 +81,7 @@ class TestLogs:
     def test_without_a_directory_to_write_to_it_is_silent(self, root_logger, tmp_path, capsys):
         (tmp_path / "log").write_text("a file in the way")
         log_to_file(tmp_path / "log", "run")
-        root_logger.error("nobody hears this")
+        root_logger.error("no handler logs this")
 
         assert capsys.readouterr().err == ""
 

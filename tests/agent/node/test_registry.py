@@ -1,4 +1,4 @@
-"""One node agent beside the jobs, for all runs of a directory."""
+"""One node agent next to the jobs, for all runs of a directory."""
 
 from collections.abc import Iterator
 from pathlib import Path

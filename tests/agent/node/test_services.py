@@ -5,7 +5,7 @@ from mp_agent.node.agent import Services
 
 
 class Clock:
-    """A service that notes what it is told."""
+    """A service that notes what it is given."""
 
     def __init__(self, *, broken: bool = False, stop_seconds: float = 0.0) -> None:
         self.calls: list[str] = []

@@ -1,4 +1,4 @@
-"""Real node agents that are told to end, or whose parent is gone."""
+"""Real node agents that are asked to end, or whose parent is gone."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 
 
 @pytest.mark.slow
-def test_told_to_stop_with_its_job_it_stays_until_the_end_was_scraped(
+def test_asked_to_stop_with_its_job_it_stays_until_the_end_was_scraped(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ):
     rank = start_rank()
@@ -36,7 +36,7 @@ def test_told_to_stop_with_its_job_it_stays_until_the_end_was_scraped(
 
 
 @pytest.mark.slow
-def test_told_twice_it_stops_at_once_and_leaves_the_run_to_its_successor(
+def test_asked_twice_it_stops_at_once_and_leaves_the_run_to_its_successor(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ):
     start_rank().steps(4)
@@ -70,7 +70,7 @@ def test_it_does_not_outlive_a_supervisor_that_is_killed(
 
 
 @pytest.mark.slow
-def test_on_sigterm_a_spawned_agent_leaves_at_once_and_keeps_what_its_successor_needs(
+def test_on_sigterm_a_spawned_agent_exits_at_once_and_keeps_what_its_successor_needs(
     start: StartAgent, start_rank: StartRank, run_dir: Path
 ):
     start_rank().steps(2)

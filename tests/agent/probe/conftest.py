@@ -32,7 +32,7 @@ class Watch:
         **settings: Any,
     ) -> None:
         self.writer = RingWriter.create(path, make_identity())
-        self.steps_told = 0
+        self.steps_reported = 0
         self.probe = Probe(
             lambda: self.writer,
             Settings(**settings),
@@ -57,7 +57,7 @@ class Watch:
         self.writer.close()
 
     def _count_step(self) -> None:
-        self.steps_told += 1
+        self.steps_reported += 1
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -98,7 +98,7 @@ def writer(tmp_path: Path) -> Iterator[RingWriter]:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
-    """A device in the place of the processor, which executes copies when told to."""
+    """A device in the place of the processor, which executes copies on request."""
     return install(monkeypatch)
 
 

@@ -22,7 +22,7 @@ ASSERTED = "CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUD
 
 
 class SimulatedDevice:
-    """Executes queued copies when told to, and while the host waits for them."""
+    """Executes queued copies on request, and while the host waits for them."""
 
     def __init__(self) -> None:
         self.stream: Hashable = "default"

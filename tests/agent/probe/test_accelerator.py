@@ -14,7 +14,7 @@ from mp_agent.probe.accelerator import DeviceConstants
 CUDA = torch.device("cuda:0")
 
 ACCELERATOR_ERROR = getattr(torch, "AcceleratorError", RuntimeError)
-"""Older torch raises the plain error, which cannot be told from others by its type."""
+"""Older torch raises the plain error, which cannot be told apart from others by its type."""
 
 
 class TestErrors:
@@ -40,7 +40,7 @@ class TestErrors:
             "HIP error: unspecified launch failure",
         ],
     )
-    def test_so_it_is_whoever_had_made_the_call_that_reports_it(self, message):
+    def test_so_it_is_whichever_library_made_the_call(self, message):
         """Triton, and torch where it calls the driver, raise the plain error."""
         assert accelerator.is_sticky_error(RuntimeError(message))
 
@@ -123,7 +123,7 @@ class TestPlaces:
 class TestRegistering:
     @pytest.fixture
     def runtime(self, monkeypatch):
-        """A runtime that gives the result that it is told to."""
+        """A runtime that gives a chosen result."""
         asked = []
 
         def register(address: int, size: int, flags: int) -> int:

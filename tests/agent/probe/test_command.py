@@ -1,4 +1,4 @@
-"""A program that `mp-agent run` runs cannot tell: compared with `python`, property by property."""
+"""A program under `mp-agent run` cannot detect it: compared with `python`, by property."""
 
 import os
 import re

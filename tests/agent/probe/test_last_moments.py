@@ -49,12 +49,12 @@ if sys.argv[2] == "failed":
 
 
 @pytest.mark.parametrize("end", ["completed", "failed"])
-def test_the_end_is_told_by_an_agent_that_was_started_for_it(tmp_path: Path, end: str) -> None:
+def test_the_end_is_reported_by_an_agent_that_was_started_for_it(tmp_path: Path, end: str) -> None:
     directory = tmp_path / "shm"
     subprocess.run([sys.executable, "-c", _JOB, str(directory), end], stderr=subprocess.DEVNULL)
     run_dir = locations.run_directory(directory, "last")
 
-    def told() -> dict[str, float] | None:
+    def reported() -> dict[str, float] | None:
         status = locations.read_status(run_dir)
         if status is None or not status.port or not locations.agent_running(run_dir):
             return None
@@ -64,7 +64,7 @@ def test_the_end_is_told_by_an_agent_that_was_started_for_it(tmp_path: Path, end
             return None
         return values if values.get("run_active") == 0 else None
 
-    values = wait_until(told, seconds=60, what="the end of the run")
+    values = wait_until(reported, seconds=60, what="the end of the run")
     assert values["steps_total"] == values["rank_step{0}"] >= 8
     assert values["records_dropped_total{0}"] == 0
     status = locations.read_status(run_dir)

@@ -1,4 +1,4 @@
-"""Ranks at one store: what one of them decides holds for all, whoever comes late or not at all."""
+"""Ranks at one store: what one of them decides holds for all, also for late or absent ones."""
 
 import random
 import time

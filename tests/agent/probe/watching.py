@@ -15,7 +15,7 @@ from tests.agent.probe.rings import make_identity
 def watched(
     directory: Path, rank: int, world_size: int, *, layer_capacity: int = 4, **settings: Any
 ) -> Iterator[Probe]:
-    """Watch this rank; unless told otherwise, look at layers on every second step."""
+    """Watch this rank; by default, look at layers on every second step."""
     path = directory / f"rank{rank}.ring"
     writer = RingWriter.create(path, make_identity(rank, world_size), layer_capacity=layer_capacity)
     probe = Probe(lambda: writer, Settings(**{"layer_interval": 2, **settings}))

@@ -21,7 +21,7 @@ def make_condition(**changes: Any) -> ActiveCondition:
 
 
 def make_event(state: str = "firing", **changes: Any) -> StoredConditionEvent:
-    """Return what is told of a condition with these changes."""
+    """Return what is reported of a condition, with these changes."""
     return StoredConditionEvent(
         state=state, condition=make_condition(**changes), step=8, time_unix_seconds=2.0
     )

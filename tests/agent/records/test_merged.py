@@ -1,4 +1,4 @@
-"""What a merged step says where nobody has observed it."""
+"""What a merged step says where nothing was observed."""
 
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import OptimizerStep

@@ -83,7 +83,7 @@ class Follower:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step_capacity", [STEP_CAPACITY, 1024])
-def test_a_reader_beside_a_writer_at_full_speed_gets_whole_records_only(
+def test_a_reader_of_a_writer_at_full_speed_gets_whole_records_only(
     tmp_path: Path, step_capacity: int
 ) -> None:
     path = tmp_path / "rank0.ring"

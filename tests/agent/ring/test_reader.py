@@ -82,7 +82,7 @@ def test_sequence_numbers_that_were_never_written_are_not_lost(
     assert sequences(reader, 3) == [9, 40]
 
 
-def test_a_record_that_is_written_twice_is_told_once(
+def test_a_record_that_is_written_twice_is_returned_once(
     writer: RingWriter, reader: RingReader, schema: Schema
 ) -> None:
     first, second = step_record(schema, 2), replace(step_record(schema, 2), step=99)
@@ -109,7 +109,7 @@ def test_a_damaged_record_is_lost_and_hides_no_other(
     assert lost == 1
 
 
-def test_an_open_record_is_told_until_it_is_complete(
+def test_an_open_record_is_returned_until_it_is_complete(
     writer: RingWriter, reader: RingReader, schema: Schema
 ) -> None:
     writer.write_step(step_record(schema, 1))
@@ -294,7 +294,7 @@ def test_an_identity_of_deeply_nested_brackets_is_refused(path: Path, monkeypatc
 def test_a_phase_that_this_release_does_not_know_is_refused_at_once(
     path: Path, writer: RingWriter
 ) -> None:
-    """Not when the ring is read: the rings beside it must not be lost with it."""
+    """Not when the ring is read: the rings next to it must not be lost with it."""
     writer.stamp(200)  # type: ignore[arg-type]
     with pytest.raises(RingError, match="200"):
         RingReader.open(path)

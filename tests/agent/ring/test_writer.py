@@ -172,7 +172,7 @@ def test_arrays_that_do_not_fit_the_schema_are_refused(writer: RingWriter) -> No
 
 
 def seen_alive(path: Path) -> bool:
-    """Whether another process sees the ring's writer alive; run in a child of its own."""
+    """Whether another process sees the ring's writer alive; run in its own child."""
     return exit_code_of(lambda: None if RingReader.open(path).writer_alive() else 1 / 0) == 0
 
 

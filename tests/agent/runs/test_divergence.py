@@ -59,7 +59,7 @@ def test_what_both_runs_have_is_no_departure():
     assert compare_series(both, both).departure is None
 
 
-def test_runs_that_are_apart_from_the_first_step_are_told_so():
+def test_runs_that_differ_from_the_first_step_on_are_reported_as_such():
     found = compare_series(run_of(), run_of(loss=lambda step: 4.0))
     assert found.departure is not None and found.departure.step == 1
 

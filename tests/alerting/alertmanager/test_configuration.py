@@ -79,7 +79,7 @@ def test_alerts_go_where_component_and_severity_say(
     )
 
 
-def test_nobody_is_paged_for_a_warning_or_mailed_a_hint() -> None:
+def test_no_one_is_paged_for_a_warning_or_mailed_a_hint() -> None:
     receivers = _receivers(channels=tuple(Channel))
     assert {name: set(receiver) - {"name"} for name, receiver in receivers.items()} == {
         "nobody": set(),
@@ -136,7 +136,7 @@ def test_the_time_scale_multiplies_every_wait() -> None:
         ({"time_scale": float("nan")}, "time scale has value nan"),
     ],
 )
-def test_what_would_tell_nobody_is_refused(arguments: dict[str, Any], problem: str) -> None:
+def test_what_would_notify_no_one_is_refused(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(SettingError, match=problem):
         render_alertmanager("x", **arguments)
 
@@ -144,7 +144,7 @@ def test_what_would_tell_nobody_is_refused(arguments: dict[str, Any], problem: s
 @pytest.mark.parametrize(
     ("addresses", "problem"),
     [
-        ({"email_to": "somebody"}, "email_to has value 'somebody'"),
+        ({"email_to": "someone"}, "email_to has value 'someone'"),
         ({"email_from": "a@b, c"}, "email_from has value 'a@b, c'"),
         ({"smarthost": "mail"}, "smarthost has value 'mail'"),
         ({"webhook_url": "ftp://x"}, "webhook_url has value 'ftp://x'"),

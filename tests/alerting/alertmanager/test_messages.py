@@ -203,7 +203,7 @@ def test_runs_of_one_name_in_two_namespaces_have_nothing_to_do_with_each_other(d
     assert desk.state(alertname="MpAgentLossSpike", severity="warning", **of_b) == "active"
 
 
-def test_a_silence_is_of_a_run_with_blanks_in_its_name_and_a_missing_link_is_left_out(
+def test_a_silence_names_a_run_with_blanks_and_a_missing_link_is_left_out(
     desk: Desk,
 ) -> None:
     alert = _alert("MpAgentRunFailed", "critical", "base line +2")
@@ -251,8 +251,8 @@ _LINES = [
 
 
 @pytest.fixture(scope="module")
-def told(desk: Desk) -> Desk:
-    """The desk after one critical alert with every part was told by every channel."""
+def notified(desk: Desk) -> Desk:
+    """The desk after one critical alert with every part was sent by every channel."""
     desk.send(_FULL)
     wait_until(lambda: desk.webhook_messages("llama-7b"), what="the webhook")
     return desk
@@ -262,8 +262,8 @@ def _first(messages: Callable[[], list[Any]], what: str) -> Any:
     return wait_until(messages, what=what)[0]
 
 
-def test_slack_says_what_where_since_when_what_to_do_and_where_to_read_on(told: Desk) -> None:
-    message = _first(lambda: _of_run(told.inbox.at("/slack"), "llama-7b"), "Slack")
+def test_slack_says_what_where_since_when_what_to_do_and_where_to_read_on(notified: Desk) -> None:
+    message = _first(lambda: _of_run(notified.inbox.at("/slack"), "llama-7b"), "Slack")
     (attachment,) = message["attachments"]
     assert message["channel"] == "#ml-alerts"
     assert attachment["color"] == "danger"
@@ -281,15 +281,15 @@ def test_slack_says_what_where_since_when_what_to_do_and_where_to_read_on(told: 
         "<https://wandb.example/team/runs/1a2b|Tracker>",
     ]
     link = lines[-1]
-    # Alertmanager's page takes a plus as it stands, so that a blank has to be %20.
+    # Alertmanager's page takes a plus literally, so that a blank has to be %20.
     assert "+" not in link
     assert 'cluster="west",namespace="ml",run="llama-7b"}' in unquote(link)
     assert link.endswith("|Silence this run>")
     assert "\n\n\n" not in attachment["text"]
 
 
-def test_pagerduty_is_told_severity_run_and_the_whole_text(told: Desk) -> None:
-    event = _first(lambda: _of_run(told.inbox.at("/pagerduty"), "llama-7b"), "PagerDuty")
+def test_pagerduty_is_sent_severity_run_and_the_whole_text(notified: Desk) -> None:
+    event = _first(lambda: _of_run(notified.inbox.at("/pagerduty"), "llama-7b"), "PagerDuty")
     payload = event["payload"]
     assert event["routing_key"] == "f" * 32
     assert event["client_url"].startswith("https://grafana.example/d/mp-agent-run")
@@ -303,9 +303,10 @@ def test_pagerduty_is_told_severity_run_and_the_whole_text(told: Desk) -> None:
     assert payload["custom_details"]["firing"].splitlines()[: len(_LINES)] == _LINES
 
 
-def test_opsgenie_gets_priority_run_and_the_whole_text(told: Desk) -> None:
+def test_opsgenie_gets_priority_run_and_the_whole_text(notified: Desk) -> None:
     alert = _first(
-        lambda: _of_run(told.inbox.at("/opsgenie/v2/alerts"), "llama-7b"), "the alert in Opsgenie"
+        lambda: _of_run(notified.inbox.at("/opsgenie/v2/alerts"), "llama-7b"),
+        "the alert in Opsgenie",
     )
     assert alert["message"] == "[CRITICAL] run llama-7b: MpAgentRankNonFinite in short."
     assert (alert["priority"], alert["entity"]) == ("P1", "llama-7b")
@@ -314,17 +315,17 @@ def test_opsgenie_gets_priority_run_and_the_whole_text(told: Desk) -> None:
     assert alert["description"].splitlines()[: len(_LINES)] == _LINES
 
 
-def test_teams_gets_a_card_with_the_whole_text(told: Desk) -> None:
-    message = _first(lambda: _of_run(told.inbox.at("/teams"), "llama-7b"), "the card in Teams")
+def test_teams_gets_a_card_with_the_whole_text(notified: Desk) -> None:
+    message = _first(lambda: _of_run(notified.inbox.at("/teams"), "llama-7b"), "the card in Teams")
     (attachment,) = message["attachments"]
     title, text = (block["text"] for block in attachment["content"]["body"])
     assert title == "[CRITICAL] run llama-7b: MpAgentRankNonFinite in short."
     assert text.splitlines()[: len(_LINES)] == _LINES
 
 
-def test_the_mail_says_the_same_as_text_and_as_html(told: Desk) -> None:
+def test_the_mail_says_the_same_as_text_and_as_html(notified: Desk) -> None:
     mail = _first(
-        lambda: [m for m in told.inbox.mails if "llama-7b" in str(m["Subject"])], "the mail"
+        lambda: [m for m in notified.inbox.mails if "llama-7b" in str(m["Subject"])], "the mail"
     )
     assert mail["Subject"] == "[CRITICAL] run llama-7b: MpAgentRankNonFinite in short."
     text = mail.get_body(("plain",)).get_content()
@@ -342,13 +343,13 @@ def test_the_mail_says_the_same_as_text_and_as_html(told: Desk) -> None:
     assert "<no value>" not in html + text
 
 
-def test_the_end_of_an_alert_is_told_too(told: Desk) -> None:
+def test_the_end_of_an_alert_is_reported_too(notified: Desk) -> None:
     brief = _alert("MpAgentRunStalled", "critical", "brief", startsAt=_ago(60))
-    told.send(brief)
-    wait_until(lambda: told.webhook_messages("brief"), what="the alert")
-    told.send({**brief, "endsAt": _ago(0)})
+    notified.send(brief)
+    wait_until(lambda: notified.webhook_messages("brief"), what="the alert")
+    notified.send({**brief, "endsAt": _ago(0)})
     ends = wait_until(
-        lambda: [m for m in _of_run(told.inbox.at("/slack"), "brief") if _color(m) == "good"],
+        lambda: [m for m in _of_run(notified.inbox.at("/slack"), "brief") if _color(m) == "good"],
         what="the end in Slack",
     )
     (attachment,) = ends[0]["attachments"]
@@ -357,14 +358,14 @@ def test_the_end_of_an_alert_is_told_too(told: Desk) -> None:
     assert "Silence" not in attachment["text"]
 
 
-def test_parts_that_an_alert_does_not_name_leave_no_trace(told: Desk) -> None:
+def test_parts_that_an_alert_does_not_name_leave_no_trace(notified: Desk) -> None:
     """No rank, layer, step, cluster or dashboard: no empty words for them."""
-    told.send(
+    notified.send(
         _alert("MpAgentOverflowRatioHigh", "warning", "plain", startsAt="2026-01-02T03:04:05Z"),
         _alert("MpAgentLossSpike", "warning", "plain", startsAt="2026-01-02T03:04:05Z"),
     )
     mail = _first(
-        lambda: [m for m in told.inbox.mails if "run plain" in str(m["Subject"])], "the mail"
+        lambda: [m for m in notified.inbox.mails if "run plain" in str(m["Subject"])], "the mail"
     )
     assert str(mail["Subject"]).startswith("[WARNING] run plain: ")
     assert str(mail["Subject"]).endswith(" in short. (2 alerts)")
@@ -372,16 +373,18 @@ def test_parts_that_an_alert_does_not_name_leave_no_trace(told: Desk) -> None:
     assert "Where: run plain, since 2026-01-02 03:04:05 UTC" in text
     assert "Tracker" not in text + mail.get_body(("html",)).get_content()
     assert "Dashboard" not in text + mail.get_body(("html",)).get_content()
-    (message, *_) = _of_run(told.inbox.at("/slack"), "plain")
+    (message, *_) = _of_run(notified.inbox.at("/slack"), "plain")
     assert _color(message) == "warning"
 
 
-def test_an_alert_of_no_run_speaks_of_none(told: Desk) -> None:
+def test_an_alert_of_no_run_speaks_of_none(notified: Desk) -> None:
     place = {"namespace": "lone"}
-    told.send(_alert("MpAgentTelemetryDegraded", "warning", None, labels=place, startsAt=_ago(60)))
+    notified.send(
+        _alert("MpAgentTelemetryDegraded", "warning", None, labels=place, startsAt=_ago(60))
+    )
 
     def mails() -> list[Any]:
-        bodies = [(m, m.get_body(("plain",))) for m in told.inbox.mails]
+        bodies = [(m, m.get_body(("plain",))) for m in notified.inbox.mails]
         return [
             mail
             for mail, body in bodies
@@ -396,13 +399,13 @@ def test_an_alert_of_no_run_speaks_of_none(told: Desk) -> None:
     assert ">Silence</a>" in html
 
 
-def test_a_hint_goes_neither_to_the_pager_nor_to_the_mailbox(told: Desk) -> None:
-    told.send(_alert("MpAgentGradientVanishing", "info", "hinted"))
-    wait_until(lambda: told.webhook_messages("hinted"), seconds=20, what="the hint")
-    message = _first(lambda: _of_run(told.inbox.at("/slack"), "hinted"), "Slack")
+def test_a_hint_goes_neither_to_the_pager_nor_to_the_mailbox(notified: Desk) -> None:
+    notified.send(_alert("MpAgentGradientVanishing", "info", "hinted"))
+    wait_until(lambda: notified.webhook_messages("hinted"), seconds=20, what="the hint")
+    message = _first(lambda: _of_run(notified.inbox.at("/slack"), "hinted"), "Slack")
     assert _color(message) == "#439FE0"
-    assert not _of_run(told.inbox.at("/pagerduty"), "hinted")
-    assert not any("run hinted" in str(mail["Subject"]) for mail in told.inbox.mails)
+    assert not _of_run(notified.inbox.at("/pagerduty"), "hinted")
+    assert not any("run hinted" in str(mail["Subject"]) for mail in notified.inbox.mails)
 
 
 def _of_run(messages: list[dict[str, Any]], run: str) -> list[dict[str, Any]]:

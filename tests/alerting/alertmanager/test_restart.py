@@ -45,7 +45,7 @@ def _log_queries(url: str) -> float:
     return float(count)
 
 
-def test_it_does_not_page_again_for_what_it_told_and_tells_what_is_new(
+def test_it_does_not_page_again_for_what_it_reported_but_for_what_is_new(
     server: Callable[[str], Path], tmp_path: Path
 ) -> None:
     first, later = "MpAgentNonFiniteUpdate", "MpAgentLossNonFinite"
@@ -73,4 +73,4 @@ def test_it_does_not_page_again_for_what_it_told_and_tells_what_is_new(
             )
     names = [alert.name for alert in webhook.arrived]
     assert names[0] == first
-    assert sorted(names[1:]) == sorted([first, later]), "told twice, before anything was new"
+    assert sorted(names[1:]) == sorted([first, later]), "notified twice, before anything was new"

@@ -44,7 +44,7 @@ class Replayed:
 
 def expected(condition: Condition, example: Example, values: Values) -> set[Alert]:
     """Return what the detectors must find at the example's moment."""
-    if only_who_scrapes_can_tell(example):
+    if only_scrapes_can_show(example):
         return set()
     labels = {
         name: value
@@ -59,7 +59,7 @@ def expected(condition: Condition, example: Example, values: Values) -> set[Aler
     }
 
 
-def only_who_scrapes_can_tell(example: Example) -> bool:
+def only_scrapes_can_show(example: Example) -> bool:
     """Return whether it is of targets rather than of a run: no node agent sees those."""
     return example.labels.get("run") == ""
 

@@ -1,4 +1,4 @@
-"""A record's two readings agree: what promtool is told to expect, the detectors find as well.
+"""A record's two readings agree: what promtool is given to expect, the detectors find as well.
 
 promtool judges the same examples in tests/alerting/rules/test_promtool_tests.py.
 """

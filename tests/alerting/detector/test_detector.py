@@ -105,14 +105,14 @@ class TestFindings:
 
     def test_each_value_of_a_kept_label_is_a_finding(self):
         when = Compare(Series(metric=run.PHASE, keep=("phase",)), ">", Number(0))
-        detector, told = Detector([condition_of(when)], values_in_force()), []
+        detector, reported = Detector([condition_of(when)], values_in_force()), []
         for now_seconds, phases in ((0, "ab"), (1, "bc"), (181, "bc")):
             readings = [((PHASE, (("phase", phase),)), 1.0) for phase in phases]
             detector.readings.update(readings, now_seconds)
             found = [(c.firing, c.finding.labels["phase"]) for c in detector.evaluate(now_seconds)]
-            told.append(found)
+            reported.append(found)
         # What ends is kept for as long as a failed scrape may hide it.
-        assert told == [[(True, "a"), (True, "b")], [(True, "c")], [(False, "a")]]
+        assert reported == [[(True, "a"), (True, "b")], [(True, "c")], [(False, "a")]]
         assert [finding.labels for finding in detector.findings] == [{"phase": "b"}, {"phase": "c"}]
 
     def test_their_number_is_bounded(self, monkeypatch: pytest.MonkeyPatch):
@@ -212,7 +212,7 @@ class TestTakingUp:
         assert found is not None and found.value == 4.0
         assert changes(detector, {0: 1, 119: 1, 120: 1}) == {120: [False]}
 
-    def test_it_goes_on_without_beginning_anew(self):
+    def test_it_goes_on_without_starting_over(self):
         detector = Detector([condition_of()], values_in_force())
         detector.restore("MpAgentSomethingWrong", "warning", {}, 4.0, step=7, now_seconds=0.0)
         assert changes(detector, {0: 9, 1: 9, 2: 1}) == {2: [False]}

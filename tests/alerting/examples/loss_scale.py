@@ -23,7 +23,7 @@ def resumed_elsewhere(steps_per_minute: float, samples: int) -> tuple[Track, ...
     )
 
 
-def counted_anew(steps_per_minute: float, samples: int) -> tuple[Track, ...]:
+def restarted_count(steps_per_minute: float, samples: int) -> tuple[Track, ...]:
     """Return, for examples, the step of a run that restarts its count in minute 10."""
     return (Track(run.STEP, (*ramp(5000, 60, 10), *ramp(1, steps_per_minute, samples - 10))),)
 
@@ -331,7 +331,7 @@ _LOSS_SCALE_CONSECUTIVE_DECREASES_CALIBRATION_ELSEWHERE = Example(
 _LOSS_SCALE_CONSECUTIVE_DECREASES_SLOW_CALIBRATION_AGAIN = Example(
     title="calibration of the next attempt, which counts its steps from 1 and makes few of them",
     minutes=60,
-    tracks=(*_FALLS_OF_NEW_SCALER, *counted_anew(6, 61)),
+    tracks=(*_FALLS_OF_NEW_SCALER, *restarted_count(6, 61)),
 )
 
 _LOSS_SCALE_CONSECUTIVE_DECREASES_CALIBRATION_AGAIN = Example(
@@ -565,7 +565,7 @@ _LOSS_SCALE_LOW_SLOW_CALIBRATION_AGAIN = Example(
     tracks=(
         Track(training.LOSS_SCALE, (*flat(65536, 42), 512)),
         Track(training.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale")),
-        *counted_anew(6, 66),
+        *restarted_count(6, 66),
     ),
 )
 

@@ -279,7 +279,7 @@ _SEEN_LATE = Example(
     tracks=(_first("3", (1,)), _losses(7)),
 )
 
-_NOBODY = Example(
+_NO_RANK = Example(
     title="a value from the backward pass, or on all ranks, which names no rank",
     minutes=20,
     tracks=(_first("", _FROM_TEN), _losses(*flat(0, 10), 1)),
@@ -349,7 +349,7 @@ EXAMPLES = {
     ),
     "MpAgentRankNonFinite": Examples(
         firing=(_ONE_RANK, _IN_BACKWARD, _AFTER_FAILED_SCRAPE),
-        quiet=(_SEEN_LATE, _NOBODY, _WORLD_OF_ONE),
+        quiet=(_SEEN_LATE, _NO_RANK, _WORLD_OF_ONE),
     ),
     "MpAgentActivationNonFinite": Examples(
         firing=(_ONE_MODULE,),

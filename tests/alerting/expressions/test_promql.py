@@ -70,7 +70,7 @@ def test_a_threshold_as_label_is_the_level_whatever_its_number() -> None:
     )
 
 
-def test_a_count_prefers_what_happened_since_the_birth_of_the_counter_of_a_young_agent() -> None:
+def test_a_count_prefers_what_happened_since_a_young_agents_counter_began() -> None:
     count = Count(metric=training.SKIPPED_STEPS, window=duration("stall_window"))
     assert _text(count) == (
         f"max {_BY} ((last_over_time(mp_agent_skipped_steps_total[10m]) and on (cluster, "

@@ -16,7 +16,7 @@ from tests.alerting.noise.faults import FAULTS
 from tests.alerting.noise.healthy import HEALTHY
 from tests.alerting.noise.judge import Verdict, judge
 from tests.alerting.noise.replay import SCRAPE_SECONDS, Recording, record
-from tests.alerting.noise.skies import Sky, away, clock_stepped, doubled, missed, moved
+from tests.alerting.noise.scrape_effects import Effect, away, clock_stepped, doubled, missed, moved
 from tools.servers import binaries
 
 PAGE = Path(__file__).parents[3] / "docs" / "alert-path.md"
@@ -38,7 +38,7 @@ class Disturbance:
     """What lies between the node agent and the alert. evaluation_seconds: between evaluations."""
 
     name: str
-    skies: tuple[Sky, ...] = ()
+    effects: tuple[Effect, ...] = ()
     evaluation_seconds: int = SCRAPE_SECONDS
 
 
@@ -66,8 +66,8 @@ def judged(
     """Return by run what fires under a disturbance."""
     disturbed = []
     for recording in recordings:
-        for sky in disturbance.skies:
-            recording = sky(recording)
+        for effect in disturbance.effects:
+            recording = effect(recording)
         disturbed.append(recording)
     verdicts = judge(
         disturbed, promtool, directory, evaluation_seconds=disturbance.evaluation_seconds

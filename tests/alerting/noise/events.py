@@ -1,4 +1,4 @@
-"""What happens to a training job, as a script tells it: one event after the other."""
+"""What happens to a training job, as a script describes it: one event after the other."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -76,7 +76,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Relaunch:
-    """The launcher starts all ranks anew, after a while."""
+    """The launcher starts all ranks again, after a while."""
 
     seconds: float = 30.0
 
@@ -169,5 +169,5 @@ class Scenario:
 
     @property
     def healthy(self) -> bool:
-        """Whether nobody should be woken by it."""
+        """Whether it should wake no one."""
         return not self.expected

@@ -1,4 +1,4 @@
-"""Runs with a planted fault, and the alerts that must tell it."""
+"""Runs with a planted fault, and the alerts that must report it."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -367,7 +367,7 @@ def _left_out(random: Random) -> Events:
 
 
 def _one_layer(random: Random) -> Events:
-    """A layer's gradient grows a thousandfold; beside the others it is still small."""
+    """A layer's gradient grows a thousandfold; next to the others it is still small."""
     training, before = _trained(random)
     small = {"sum_squares": 1e-8, "abs_max": 1e-5}
     yield from (replace(s, of_layer={"head.weight": small}) if isinstance(s, Step) else s

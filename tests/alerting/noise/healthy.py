@@ -1,4 +1,4 @@
-"""Runs that nobody should be woken by: routine, and what looks like trouble but is none."""
+"""Runs that should wake no one: routine, and what looks like trouble but is none."""
 
 from collections.abc import Iterator
 from math import cos, exp, pi
@@ -108,7 +108,7 @@ def _one_extreme_clipped_spike(random: Random) -> Events:
 
 
 def _checkpoint_in_a_step(random: Random) -> Events:
-    """A checkpoint that nobody marked stalls a step for four minutes."""
+    """A checkpoint that is not marked as a phase stalls a step for four minutes."""
     training = Training(random=random)
     while True:
         yield from training.minutes(15)

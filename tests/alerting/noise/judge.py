@@ -97,7 +97,7 @@ def _judge(
 ) -> list[Verdict]:
     file = directory / f"{lot[0].scenario.name}.test.yaml"
     file.write_text("".join(_test(lot, evaluation_seconds)))
-    # A test that expects nothing fails and prints what was found: promtool's way to tell a value.
+    # A test that expects nothing fails and prints what was found: promtool's way to print a value.
     done = unit_test(promtool, file)
     output = done.stdout + done.stderr
     if "got:" not in output and done.returncode != 0:
@@ -148,7 +148,7 @@ def _notation(series: Series) -> str:
 def _samples(values: Sequence[float | None]) -> str:
     """Return samples in promtool's notation; where a series ends it goes stale, as a scrape's.
 
-    NaN stands for a sample that nobody took: the series does not end there.
+    NaN stands for a sample that was not taken: the series does not end there.
     """
     words: list[str] = []
     index, previous = 0, False

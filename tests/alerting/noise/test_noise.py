@@ -50,7 +50,7 @@ def test_a_planted_fault_is_found_and_nothing_untrue_is_said(
 def test_victoria_metrics_comes_to_the_same(
     server: Callable[[str], Path], recordings: list[Recording], tmp_path: Path
 ) -> None:
-    """vmalert reads the same rules in a language of its own, close to PromQL."""
+    """vmalert reads the same rules in its own language, close to PromQL."""
     for verdict in judge_by_vmalert(recordings, server, tmp_path):
         assert verdict.missed == {}, verdict.scenario.name
         assert verdict.surprises == {}, verdict.scenario.name

@@ -29,7 +29,7 @@ def deliver(
     """Return by run what the person on call gets, and what becomes of the alerts that do not page.
 
     webhook: the payload. page: the lines of the mail, which are those of a page too. tickets,
-    muted: the alerts that go to the tickets, and those that nobody hears of.
+    muted: the alerts that go to the tickets, and those that are not sent.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with inboxes() as inbox:

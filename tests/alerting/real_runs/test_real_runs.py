@@ -43,7 +43,7 @@ def test_every_broken_run_brings_a_critical_alert(found) -> None:
     assert len(wrong) >= 6
 
 
-def test_non_finite_norms_are_told_long_before_the_loss_is_gone(found) -> None:
+def test_non_finite_norms_are_reported_long_before_the_loss_is_gone(found) -> None:
     """The norm went first, and the loss became 0 more than a thousand points later."""
     worst = next(worst for run, worst in found if run.name == "077")
     assert worst["MpAgentGradientNonFinite"] == "critical"

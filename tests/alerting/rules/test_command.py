@@ -43,7 +43,7 @@ def test_thresholds_of_the_settings_apply_and_set_wins(monkeypatch: pytest.Monke
     assert "above 50, " in output and "above 400, " in output and "above 40, " not in output
 
 
-def test_check_tells_a_file_that_is_up_to_date_from_one_that_is_not(tmp_path: Path) -> None:
+def test_check_distinguishes_a_file_that_is_up_to_date_from_one_that_is_not(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
     missing = _run("--output", str(file), "--check")
     assert missing.exit_code == 1 and not file.exists()
@@ -148,7 +148,7 @@ def test_a_runbook_is_a_file_below_the_base_or_what_its_mark_says(base: str, url
     assert f"--runbook-base {shlex.quote(base)}" in output.splitlines()[0]
 
 
-def test_links_that_lead_nowhere_are_left_out_and_that_is_told() -> None:
+def test_links_that_lead_nowhere_are_left_out_and_that_is_reported() -> None:
     result = _run("--runbook-base", "https://wiki.example/rb")
     assert "runbook_url: " in result.stdout and "dashboard_url" not in result.stdout
     assert "note: without --dashboard-base the alerts have no dashboard_url" in result.stderr
@@ -163,7 +163,7 @@ def test_links_that_lead_nowhere_are_left_out_and_that_is_told() -> None:
         (("--scrape-interval", "2m"), "scrape_gap is 3m, less than two scrapes of 2m: every alert"),
     ],
 )
-def test_windows_too_short_for_the_scrapes_are_told_with_their_consequence(
+def test_windows_too_short_for_the_scrapes_are_reported_with_their_consequence(
     options: tuple[str, ...], warning: str
 ) -> None:
     result = _run(*options)

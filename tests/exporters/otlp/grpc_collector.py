@@ -26,7 +26,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
 
 
 class Collector(MetricsServiceServicer, LogsServiceServicer):
-    """Keeps what it is sent; fails with `status`, or rejects `rejected` items, if told so."""
+    """Keeps what it is sent; fails with `status`, or rejects `rejected` items, if asked to."""
 
     def __init__(self) -> None:
         self.url = ""

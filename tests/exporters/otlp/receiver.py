@@ -1,4 +1,4 @@
-"""A real HTTP server that takes OTLP, or answers as it is told to instead."""
+"""A real HTTP server that takes OTLP, or gives a chosen answer instead."""
 
 import gzip
 import ssl

@@ -72,7 +72,7 @@ def test_an_endpoint_that_comes_back_after_ten_minutes_has_every_increment(
     assert "a push failed" in lines[0] and "after 10 failures" in lines[1]
 
 
-def test_a_port_where_nobody_listens_and_later_somebody_does(tmp_path, monkeypatch):
+def test_a_port_where_at_first_nothing_listens(tmp_path, monkeypatch):
     with OtlpReceiver() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     with started(tmp_path) as loop:
@@ -106,7 +106,7 @@ def test_who_is_busy_is_left_alone_for_as_long_as_he_asks(receiver, answers, tmp
     assert [stored([posted.message])[STEPS] for posted in receiver.posted] == [1.0, 2.0]
 
 
-def test_nobody_is_left_alone_for_ever(receiver, answers, tmp_path):
+def test_no_endpoint_is_left_alone_for_ever(receiver, answers, tmp_path):
     answers(status=429, headers={"Retry-After": "999999999"})
     with started(tmp_path) as loop:
         loop.push(steps(1.0))
@@ -122,7 +122,7 @@ def test_who_is_busy_for_a_moment_gets_it_within_the_same_push(receiver, tmp_pat
     assert (loop.account().failures, len(receiver.posted)) == (0, 2)
 
 
-def test_a_slow_endpoint_holds_up_nobody(receiver, answers, tmp_path, monkeypatch):
+def test_a_slow_endpoint_delays_nothing_else(receiver, answers, tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "20")
     answer = threading.Event()
     answers(after=answer)
@@ -315,7 +315,7 @@ def test_no_secret_is_ever_shown(
     assert "a push failed" in caplog.text
 
 
-def test_a_header_that_cannot_be_read_is_told_without_its_value(
+def test_a_header_that_cannot_be_read_is_reported_without_its_value(
     receiver, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-a=1,Authorization: Bearer hunter2secret")

@@ -60,7 +60,7 @@ def test_the_report_names_format_time_and_thresholds() -> None:
     assert whole["thresholds"] == {"grad_norm_high": 100.0}
 
 
-def test_a_run_is_told_with_its_numbers_layers_ranks_and_agent() -> None:
+def test_a_run_is_reported_with_its_numbers_layers_ranks_and_agent() -> None:
     run = report(export())
     assert run["run"] == "llama"
     assert run["is_root"] is True
@@ -73,7 +73,7 @@ def test_a_run_is_told_with_its_numbers_layers_ranks_and_agent() -> None:
     assert run["agent"]["version"] == "0.1.0"
 
 
-def test_a_run_is_told_with_where_its_trackers_show_it() -> None:
+def test_a_run_is_reported_with_where_its_trackers_show_it() -> None:
     assert report(export())["summary"]["trackers"] == []
     shown = report(with_view(trackers=(TRACKER,)))["summary"]["trackers"]
     assert shown == [{"tracker": "wandb", "name": TRACKER.name, "url": TRACKER.url}]
@@ -95,7 +95,7 @@ def test_a_layer_without_elements_has_no_zero_ratio() -> None:
     assert layer["zero_ratio"] is None
 
 
-def test_of_too_many_layers_the_worst_are_told_in_their_own_order() -> None:
+def test_of_too_many_layers_the_worst_are_listed_in_their_own_order() -> None:
     whole = export()
     (layer,) = whole.layers
     many = [
@@ -116,7 +116,7 @@ def test_lag_is_counted_from_the_foremost_rank_and_unknown_before_a_first_step()
     assert [rank["lag"] for rank in report(replace(whole, ranks=ranks))["ranks"]] == [0, 3, None]
 
 
-def test_a_node_without_rank_0_tells_of_its_ranks_and_points_to_the_root() -> None:
+def test_a_node_without_rank_0_reports_its_ranks_and_points_to_the_root() -> None:
     run = report(replace(export(), view=None, node_rank=3))
     assert run["is_root"] is False
     assert run["summary"] is None
@@ -170,10 +170,10 @@ def test_conditions_stand_worst_first_with_their_remedy() -> None:
     assert run["conditions"][0]["since_step"] == 7
 
 
-def test_the_first_nonfinite_value_is_told_as_far_as_it_is_known() -> None:
+def test_the_first_nonfinite_value_is_reported_as_far_as_it_is_known() -> None:
     first = FirstNonfinite(step=9, rank="1", layer="", phase="forward")
-    told = report(with_view(first_nonfinite=first))["summary"]["first_nonfinite"]
-    assert told == {"step": 9, "rank": "1", "layer": "", "phase": "forward"}
+    reported = report(with_view(first_nonfinite=first))["summary"]["first_nonfinite"]
+    assert reported == {"step": 9, "rank": "1", "layer": "", "phase": "forward"}
 
 
 def test_the_report_is_strict_json() -> None:

@@ -40,7 +40,7 @@ def drawn(source: Any, **wanted: Any) -> str:
 
 def test_verdict_conditions_curves_layers_ranks_and_agent_are_there_in_this_order() -> None:
     text = drawn(with_view(conditions=(CONDITION,)))
-    told = (
+    expected = (
         *(
             "critical: the gradients explode",
             "grad norm 2",
@@ -49,18 +49,18 @@ def test_verdict_conditions_curves_layers_ranks_and_agent_are_there_in_this_orde
         *("The norm was 2000.", "What to do: Clip.", "steps 1 to 2", "1 of 1 layers, by norm"),
         *("ranks of this node", "node agent 0.1.0", "records dropped 0"),
     )
-    places = [text.find(part) for part in told]
-    assert -1 not in places, told[places.index(-1)]
+    places = [text.find(part) for part in expected]
+    assert -1 not in places, expected[places.index(-1)]
     assert places == sorted(places)
 
 
-def test_where_the_trackers_show_the_run_is_told_as_text() -> None:
+def test_where_the_trackers_show_the_run_is_given_as_text() -> None:
     assert f"in wandb: {TRACKER.name}, {TRACKER.url}" in drawn(with_view(trackers=(TRACKER,)))
     nowhere = drawn(with_view(trackers=(replace(TRACKER, name="x", url=""),)))
     assert "in wandb: x" in nowhere and "x," not in nowhere
 
 
-def test_where_numbers_first_went_wrong_and_who_is_missing_is_told() -> None:
+def test_where_numbers_first_went_wrong_and_which_ranks_are_missing_is_shown() -> None:
     first = FirstNonfinite(step=9, rank="1", layer="w", phase="backward")
     four_of_six = replace(merged_step(9), world_size=6, present_ranks=frozenset((0, 1, 3, 4)))
     text = drawn(with_view(first_nonfinite=first, latest=LatestValues(step=four_of_six)))
@@ -83,7 +83,7 @@ def test_no_layers_are_shown_where_none_are_wanted() -> None:
     assert "layers, by" not in drawn(with_view(), layers=0)
 
 
-def test_a_curve_rises_with_its_values_and_tells_its_ends() -> None:
+def test_a_curve_rises_with_its_values_and_names_its_ends() -> None:
     text = printed(Curves(history(0.5, 1.0, 2.0, 4.0), DEFAULTS))
     (line,) = (line for line in text.splitlines() if "grad norm" in line)
     assert "▁▃▆█" in line

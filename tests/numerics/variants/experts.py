@@ -1,4 +1,4 @@
-"""Experts that each rank has for itself, beside layers that all have."""
+"""Experts that each rank has for itself, next to layers that all have."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -50,7 +50,7 @@ def tensor_parallel(place: Path, rank: int) -> Reference:
 
 @variant("tp", "gradients with a partial placement")
 def partial_gradients(place: Path, rank: int) -> Reference:
-    """A replicated scale whose gradient nobody has summed up yet, beside a sharded one."""
+    """A replicated scale whose gradient is not summed up yet, next to a sharded one."""
     mesh = init_device_mesh("cpu", (WORLD,))
     torch.manual_seed(1)
     start = torch.randn(8, dtype=torch.float64), torch.ones(8, 2, dtype=torch.float64)
@@ -160,7 +160,7 @@ def megatron(place: Path, rank: int) -> Reference:
 class _SlicedAdamW(torch.optim.AdamW):
     """Steps this rank's slice of each parameter, as Megatron's distributed optimizer makes it.
 
-    Every second parameter has a master of its own, as one in 16 bits; of the others the slice is a
+    Every second parameter has its own master, as one in 16 bits; of the others the slice is a
     view. One parameter is whole on the first rank of the group, and missing on the other.
     """
 

@@ -78,7 +78,7 @@ def test_without_apt_a_missing_binary_is_none_and_says_why(capsys):
     assert "prometheus: not on PATH, and apt cannot provide it" in capsys.readouterr().err
 
 
-def test_the_machine_s_own_mirrors_are_asked_in_order_and_the_last_failure_is_told(
+def test_the_machines_own_mirrors_are_asked_in_order_and_the_last_failure_is_named(
     tmp_path, capsys
 ):
     asked = tmp_path / "asked"
@@ -102,6 +102,6 @@ def test_the_machine_s_own_mirrors_are_asked_in_order_and_the_last_failure_is_to
     assert all(f" {binaries.SUITE} main" in line for line in asked.read_text().splitlines())
 
 
-def test_what_is_unpacked_belongs_to_nobody_but_the_project(tmp_path):
+def test_what_is_unpacked_belongs_to_the_project_alone(tmp_path):
     binaries.find("prometheus")
     assert os.listdir(tmp_path / "cache") == [".lock"]

@@ -14,7 +14,7 @@ def send(url: str, *alerts: tuple[str, str]) -> None:
     urllib.request.urlopen(urllib.request.Request(url, json.dumps(message).encode()), timeout=5)
 
 
-def test_each_firing_alert_is_told_once_in_the_order_of_arrival():
+def test_each_firing_alert_is_returned_once_in_the_order_of_arrival():
     with WebhookReceiver() as webhook:
         send(webhook.url, ("B", "firing"))
         send(webhook.url, ("B", "firing"), ("A", "firing"))

@@ -81,7 +81,7 @@ def _diagnosis(case: Case, cause: Cause, shown: Sequence[ActiveCondition]) -> Di
     sequence = begin(case, min(sequences, default=0))
     worst = sorted(shown, key=lambda condition: -_WEIGHTS[condition.severity])
     details = list(look(case, sequence))
-    told = [
+    reported = [
         Argument(one.description, WEAK if number else _WEIGHTS[one.severity])
         for number, one in enumerate(worst)
     ]
@@ -93,7 +93,7 @@ def _diagnosis(case: Case, cause: Cause, shown: Sequence[ActiveCondition]) -> Di
         rank=rank or next((one.rank for one in shown if one.rank), ""),
         layer=layer or next((one.layer for one in shown if one.layer), ""),
         phase=_phase(case, cause, sequence),
-        arguments_for=(*(a for a in details if a.weight > 0), *told),
+        arguments_for=(*(a for a in details if a.weight > 0), *reported),
         arguments_against=tuple(Argument(a.text, -a.weight) for a in details if a.weight < 0),
     )
 

@@ -1,6 +1,6 @@
 """Gets the kernels compiled before a step needs them: once per node, into a cache on that node.
 
-Local rank 0 starts `compile` at attach, in a process of its own. A rank that comes to its first
+Local rank 0 starts `compile` at attach, in a separate process. A rank that comes to its first
 plan meanwhile waits for the lock, and finds the kernels in the cache; without that process it
 compiles them itself. Nothing is compiled later: the kernels are made for no particular alignment
 or size, and every variant has been launched once.
@@ -35,7 +35,7 @@ from mp_agent.ring.interruptions import pass_on
 log = logging.getLogger("mp_agent")
 
 LOCK_SECONDS_AT_MOST = 60.0
-"""After which a rank compiles for itself: the process that holds the lock may hang."""
+"""Seconds after which a rank compiles for itself: the process that holds the lock may hang."""
 
 _CACHE_VARIABLE = "TRITON_CACHE_DIR"
 

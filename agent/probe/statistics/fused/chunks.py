@@ -25,7 +25,7 @@ Form = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape and strides, in elements."""
 
 RUNS_AT_MOST = 1024
-"""Of one tensor; one in more parts is copied before it is measured."""
+"""Most parts of one tensor; one in more parts is copied before it is measured."""
 
 WIDTH_AT_MOST = 2**30
 """The kernels count within rows in 32 bits."""
@@ -89,7 +89,7 @@ def _offsets(dimensions: Sequence[tuple[int, int]]) -> list[int]:
 CHUNK_ELEMENTS = 64 * 1024
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""In the order of the kernels' kinds."""
+"""Dtypes in the order of the kernels' kinds."""
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -115,9 +115,9 @@ class ChunkTables:
     """The chunks of some groups of tensors, on the host."""
 
     chunks: Int64Array
-    """[chunks, 7]: as `measure.CHUNK_FIELDS` says; the chunks of a group stand together."""
+    """[chunks, 7]: as `measure.CHUNK_FIELDS` says; the chunks of a group are adjacent."""
     of_kind: tuple[Int64Array, ...]
-    """For each kind of elements, the numbers of its chunks."""
+    """Numbers of the chunks of each kind of elements."""
     groups: Int64Array
     """[groups, 2]: first chunk, number of chunks."""
 
@@ -189,7 +189,7 @@ def scalar_on(device: torch.device, value: float | torch.Tensor) -> torch.Tensor
 
 
 class KeptTables:
-    """The tables of the latest sets of gradients, those of each stream by themselves.
+    """The tables of the latest sets of gradients, those of each stream separately.
 
     Optimizers on several streams need not wait for each other.
     """

@@ -72,7 +72,7 @@ def compile_all() -> None:
 
 
 def launch_once(device: torch.device) -> None:
-    """Launch every variant, for no elements: compiles what is not yet, and loads it."""
+    """Launch every variant on no elements, which compiles and loads its kernel if needed."""
     measured = [torch.zeros(16, dtype=dtype, device=device) for dtype in _MEASURE_TYPES]
     pointers, chunks, chunk_numbers, squares, counts = measured
     groups = torch.zeros((1, 2), dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""Writes the files beside it with the libraries of TensorBoard and W&B.
+"""Writes the files next to it with the libraries of TensorBoard and W&B.
 
 Run with tensorboardX and wandb installed: `python tests/agent/backtest/data/make.py`.
 """

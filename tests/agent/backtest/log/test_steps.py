@@ -36,7 +36,7 @@ def test_steps_that_go_back_are_a_resumed_run() -> None:
     assert times == sorted(times)
 
 
-def test_values_of_a_step_are_finite_and_their_absence_is_told() -> None:
+def test_values_of_a_step_are_finite_and_their_absence_is_noted() -> None:
     points = [Point(step=1, loss=nan, grad_norm=inf), Point(step=2, loss=2.0, grad_norm=1e200)]
     first, second = (step.item for step in steps(points))
     assert first.columns["loss_nonfinite"] == 1.0

@@ -14,7 +14,7 @@ from tests.agent.backtest.readers.samples import FORMATS, deepspeed
 
 WRITERS = {**FORMATS, "deepspeed": deepspeed}
 OF_FILES = [name for name in WRITERS if name != "mlflow database"]
-"""SQLite has checks of its own, and is slow to open over and over."""
+"""SQLite has its own checks, and is slow to open over and over."""
 
 
 def file_of(path: Path) -> Path:

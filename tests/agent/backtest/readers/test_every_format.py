@@ -49,7 +49,7 @@ def test_every_format_that_is_named_is_tested() -> None:
     assert tested == set(format_names())
 
 
-def test_transformers_tell_the_time_per_step_in_their_summary(tmp_path: Path):
+def test_transformers_give_the_time_per_step_in_their_summary(tmp_path: Path):
     (log,) = read(transformers(tmp_path))
     assert log.step_seconds == 2.0
 
@@ -70,7 +70,7 @@ def test_a_checkpoint_gives_way_to_the_state_of_the_whole_run(tmp_path: Path):
     assert Path(source.address) == whole
 
 
-def test_deepspeed_tells_overflows_with_the_scale_that_was_tried(tmp_path: Path):
+def test_deepspeed_logs_overflows_with_the_scale_that_was_tried(tmp_path: Path):
     (log,) = read(deepspeed(tmp_path))
     assert log.format == "deepspeed"
     assert [point.loss_scale for point in log.points if point.skipped] == [65536, 32768, 16384]
@@ -94,7 +94,7 @@ def test_megatron_counts_skips_since_its_last_line(tmp_path: Path):
     assert {point.skipped_steps for point in log.points} == {1}
 
 
-def test_fairseq_tells_the_scale_after_an_overflow(tmp_path: Path):
+def test_fairseq_logs_the_scale_after_an_overflow(tmp_path: Path):
     path = FORMATS["fairseq"](tmp_path)
     note = (
         "2026-01-01 10:01:00 | INFO | fairseq.trainer | NOTE: gradient overflow detected, ignoring "

@@ -1,4 +1,4 @@
-"""Logs that are no files, that never end, or whose names and values attack whoever reads them."""
+"""Logs that are no files, that never end, or whose names and values attack their reader."""
 
 import json
 import os

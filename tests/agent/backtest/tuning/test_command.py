@@ -104,7 +104,7 @@ def test_alarms_that_no_threshold_stops_become_information(tmp_path) -> None:
     assert site_values(Settings(alerts=alerts)).severities
 
 
-def test_healthy_runs_need_no_change_and_the_room_is_told(tmp_path) -> None:
+def test_healthy_runs_need_no_change_and_the_margin_is_reported(tmp_path) -> None:
     path = write(tmp_path / "run.jsonl", healthy_points(150))
     result = call("tune", path)
     assert result.exit_code == 0

@@ -1,4 +1,4 @@
-"""The doctor tells why the numbers of a run over several nodes do not cover all ranks."""
+"""The doctor reports why the numbers of a run over several nodes do not cover all ranks."""
 
 import socket
 from pathlib import Path
@@ -52,7 +52,7 @@ def rank_of_node_1(start_rank: StartRank) -> None:
 
 
 @pytest.mark.usefixtures("rank_of_node_1")
-def test_without_token_and_without_root_both_are_told(settings: Settings) -> None:
+def test_without_token_and_without_root_both_are_reported(settings: Settings) -> None:
     token, root = found("root", Machine(settings, environ={}))
     assert (token.verdict, root.verdict) == (CheckStatus.WRONG, CheckStatus.WRONG)
     assert "no token is known" in token.text
@@ -60,7 +60,7 @@ def test_without_token_and_without_root_both_are_told(settings: Settings) -> Non
 
 
 @pytest.mark.usefixtures("rank_of_node_1")
-def test_what_the_jobs_store_told_is_used_and_what_it_did_not_is_told(
+def test_what_the_jobs_store_gave_is_used_and_what_it_did_not_is_reported(
     settings: Settings, run_dir: Path
 ) -> None:
     note = RootNote(asked_by_unix_ns=1_001, url="http://127.0.0.1:1", token="secret")
@@ -70,9 +70,9 @@ def test_what_the_jobs_store_told_is_used_and_what_it_did_not_is_told(
     assert "http://127.0.0.1:1 cannot be reached" in finding.text
     problem = RootNote(asked_by_unix_ns=1_001, url="http://127.0.0.1:1", problem="no store answers")
     write_root_note(run_dir, problem)
-    told = found("root", Machine(settings, environ={}))
-    assert "no store answers" in told[0].text
-    assert "no token" in told[1].text
+    findings = found("root", Machine(settings, environ={}))
+    assert "no store answers" in findings[0].text
+    assert "no token" in findings[1].text
     write_root_note(run_dir, RootNote(asked_by_unix_ns=7, url="http://127.0.0.1:1", token="old"))
     assert "no token" in found("root", Machine(settings, environ={}))[0].text
 
@@ -88,5 +88,5 @@ def test_a_root_that_can_be_reached_is_fine(settings: Settings) -> None:
 
 def test_the_node_of_rank_0_needs_only_a_token(start_rank: StartRank, settings: Settings) -> None:
     start_rank(0, **TWO_NODES)
-    told = found("root", Machine(settings, environ={}))
-    assert [finding.verdict for finding in told] == [CheckStatus.WRONG, CheckStatus.OK]
+    findings = found("root", Machine(settings, environ={}))
+    assert [finding.verdict for finding in findings] == [CheckStatus.WRONG, CheckStatus.OK]

@@ -24,12 +24,12 @@ def test_an_agent_that_answers_is_fine_in_every_respect(watched: Settings) -> No
     assert only("metrics", machine).text.endswith("of llama")
 
 
-def test_nobody_to_ask_is_unknown(settings: Settings) -> None:
+def test_no_agent_to_ask_is_unknown(settings: Settings) -> None:
     for check in (*ASKED, "coverage"):
         assert verdicts(check, Machine(settings)) == {CheckStatus.UNKNOWN}
 
 
-def test_an_address_where_nobody_answers_is_told(settings: Settings) -> None:
+def test_an_address_without_an_answer_is_reported(settings: Settings) -> None:
     finding = only("health", Machine(settings, scrape="http://127.0.0.1:1"))
     assert finding.verdict is CheckStatus.WRONG
     assert "refused" in finding.text
@@ -51,11 +51,11 @@ def test_answers_of_every_other_kind_are_wrong(answer: tuple[int, str], settings
     with answering({"/metrics": answer}) as url:
         finding = only("metrics", Machine(settings, scrape=url))
     assert finding.verdict is CheckStatus.WRONG
-    # A redirect is told, not followed: it would carry the password to somebody else.
+    # A redirect is reported, not followed: it would carry the password to another server.
     assert answer[0] == 200 or f"status {answer[0]}" in finding.text
 
 
-def test_each_loss_is_a_counter_and_its_series_is_told(settings: Settings) -> None:
+def test_each_loss_is_a_counter_and_its_series_is_named(settings: Settings) -> None:
     assert {BY_PROMETHEUS_NAME[loss.metric].kind for loss in LOSSES} == {Kind.COUNTER}
     text = "".join(
         f'# TYPE {loss.metric} counter\n{loss.metric}{{run="a"}} {number}\n'
@@ -65,8 +65,8 @@ def test_each_loss_is_a_counter_and_its_series_is_told(settings: Settings) -> No
     with answering({"/metrics": (200, text)}) as url:
         findings = found("losses", Machine(settings, scrape=url))
         assert verdicts("losses", Machine(settings, scrape=url, run="b")) == {CheckStatus.OK}
-    told = [finding.text for finding in findings]
-    assert told == [f"{loss.metric} is {n} in run a" for n, loss in enumerate(LOSSES, 1)]
+    texts = [finding.text for finding in findings]
+    assert texts == [f"{loss.metric} is {n} in run a" for n, loss in enumerate(LOSSES, 1)]
     assert all(finding.verdict is CheckStatus.WRONG and finding.remedy for finding in findings)
 
 
@@ -79,7 +79,7 @@ def test_a_feature_that_is_not_supported_is_mentioned(settings: Settings) -> Non
 
 
 @pytest.mark.slow
-def test_a_protected_agent_is_asked_with_the_settings_and_without_them_the_remedy_is_told(
+def test_a_protected_agent_is_asked_with_the_settings_else_the_remedy_is_named(
     start_rank: StartRank, start: StartAgent, settings: Settings, tmp_path: Path
 ) -> None:
     authority = trustme.CA()

@@ -1,4 +1,4 @@
-"""The doctor tells what keeps ranks from writing their rings."""
+"""The doctor reports what keeps ranks from writing their rings."""
 
 import os
 import shutil
@@ -46,7 +46,7 @@ def test_what_is_no_directory_is_refused(kind: str, tmp_path: Path) -> None:
     assert "no directory" in texts(at(path), CheckStatus.WRONG)
 
 
-def test_rings_that_were_removed_under_a_process_are_told(
+def test_rings_that_were_removed_under_a_process_are_reported(
     start_rank: StartRank, settings: Settings
 ) -> None:
     rank = start_rank()
@@ -58,7 +58,7 @@ def test_rings_that_were_removed_under_a_process_are_told(
     assert "RemoveIPC" in finding.remedy
 
 
-def test_a_directory_of_somebody_else_is_told(
+def test_a_directory_of_another_user_is_reported(
     in_memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = in_memory.stat().st_uid
@@ -69,12 +69,12 @@ def test_a_directory_of_somebody_else_is_told(
     assert f"belongs to uid {owner}" in texts(at(in_memory), CheckStatus.WRONG)
 
 
-def test_a_directory_that_everybody_writes_into_is_told(in_memory: Path) -> None:
+def test_a_directory_that_everyone_can_write_is_reported(in_memory: Path) -> None:
     in_memory.chmod(0o777)
     assert "everybody" in texts(at(in_memory), CheckStatus.WRONG)
 
 
-def test_a_directory_that_cannot_be_written_is_told(
+def test_a_directory_that_cannot_be_written_is_reported(
     in_memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_memory.chmod(0o500)
@@ -82,7 +82,9 @@ def test_a_directory_that_cannot_be_written_is_told(
     assert "cannot write" in texts(at(in_memory), CheckStatus.WRONG)
 
 
-def test_a_directory_on_a_disk_is_told(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_on_a_disk_is_reported(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mounts = in_memory / "mounts"
     mounts.write_text(f"shm /dev/shm tmpfs rw 0 0\n/dev/sda1 {in_memory} ext4 rw 0 0\n")
     monkeypatch.setattr("mp_agent.doctor.checks.runs._MOUNTS", mounts)
@@ -90,12 +92,12 @@ def test_a_directory_on_a_disk_is_told(in_memory: Path, monkeypatch: pytest.Monk
     assert verdicts("shared-memory", at(in_memory.parent)) & {CheckStatus.OK}
 
 
-def test_too_little_space_is_told(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_reported(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=4096))
     assert f"{in_memory} has 4 KiB free" in texts(at(in_memory), CheckStatus.WRONG)
 
 
-def test_too_little_space_is_told_before_a_job_has_made_the_directory(
+def test_too_little_space_is_reported_before_a_job_has_made_the_directory(
     in_memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=4096))

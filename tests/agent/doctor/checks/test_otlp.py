@@ -1,4 +1,4 @@
-"""The doctor tells whether OTLP pushes have somewhere to go."""
+"""The doctor reports whether OTLP pushes have somewhere to go."""
 
 import socket
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def test_an_endpoint_that_listens_is_fine() -> None:
         assert verdicts("otlp", machine) == {CheckStatus.OK}
 
 
-def test_an_endpoint_that_does_not_is_told_without_its_secrets() -> None:
+def test_an_endpoint_that_does_not_is_reported_without_its_secrets() -> None:
     url = "http://user:tell-nobody@127.0.0.1:1/?key=tell-nobody"
     finding = only("otlp", Machine(PUSHING, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": url}))
     assert finding.verdict is CheckStatus.WRONG
@@ -38,7 +38,7 @@ def test_an_endpoint_that_does_not_is_told_without_its_secrets() -> None:
     "url",
     ["http://[", "http://me:tell-nobody/@host", "ftp://collector", "://", "collector:4318"],
 )
-def test_what_is_no_address_is_told(url: str) -> None:
+def test_what_is_no_address_is_reported(url: str) -> None:
     finding = only("otlp", Machine(PUSHING, environ={"OTEL_EXPORTER_OTLP_ENDPOINT": url}))
     assert finding.verdict is CheckStatus.WRONG
     assert "no address" in finding.text
@@ -48,13 +48,13 @@ def test_what_is_no_address_is_told(url: str) -> None:
 @pytest.mark.parametrize(
     "variables", [{"OTEL_SDK_DISABLED": "TRUE"}, {"OTEL_METRICS_EXPORTER": "none"}]
 )
-def test_a_switch_that_is_off_is_told(variables: dict[str, str]) -> None:
+def test_a_switch_that_is_off_is_reported(variables: dict[str, str]) -> None:
     finding = only("otlp", Machine(PUSHING, environ=variables))
     assert finding.verdict is CheckStatus.WRONG
     assert next(iter(variables)) in finding.text
 
 
-def test_a_value_that_is_not_followed_is_told() -> None:
+def test_a_value_that_is_not_followed_is_reported() -> None:
     variables = {
         "OTEL_METRIC_EXPORT_INTERVAL": "often",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
@@ -81,13 +81,13 @@ def test_a_value_that_is_not_followed_is_told() -> None:
         ),
     ],
 )
-def test_an_endpoint_that_is_nearly_right_is_told(variables: dict[str, str], said: str) -> None:
+def test_an_endpoint_that_is_nearly_right_is_reported(variables: dict[str, str], said: str) -> None:
     trap, _ = found("otlp", Machine(PUSHING, environ=variables))
     assert trap.verdict is not CheckStatus.OK
     assert said in trap.text
 
 
-def test_without_an_endpoint_the_default_is_told() -> None:
+def test_without_an_endpoint_the_default_is_reported() -> None:
     unset, listens = found("otlp", Machine(PUSHING, environ={}))
     assert unset.verdict is CheckStatus.UNKNOWN
     assert "4318" in listens.text

@@ -25,7 +25,7 @@ def prometheus_says(path: str, data: Any) -> dict[str, tuple[int, str]]:
 
 
 @pytest.mark.e2e
-def test_a_real_prometheus_is_wrong_until_it_scrapes_and_then_fine_but_for_a_target_that_is_down(
+def test_a_real_prometheus_is_wrong_until_it_scrapes_then_fine_but_for_a_down_target(
     server: Callable[[str], Path], watched: Settings, tmp_path: Path
 ) -> None:
     (status,) = Machine(watched).agents
@@ -90,7 +90,9 @@ def test_no_target_is_expected_of_an_agent_that_only_pushes() -> None:
         ("dial tcp: connection refused", "firewall"),
     ],
 )
-def test_a_failed_scrape_is_told_with_its_remedy(error: str, hint: str, settings: Settings) -> None:
+def test_a_failed_scrape_is_reported_with_its_remedy(
+    error: str, hint: str, settings: Settings
+) -> None:
     target = {
         "scrapeUrl": "http://10.0.0.1:9464/metrics",
         "health": "down",
@@ -110,7 +112,7 @@ def rules_of(*names: str, **changes: str) -> dict[str, tuple[int, str]]:
     return prometheus_says("rules", {"groups": [{"rules": rules}]})
 
 
-def test_rules_that_are_absent_or_fail_are_told(settings: Settings) -> None:
+def test_rules_that_are_absent_or_fail_are_reported(settings: Settings) -> None:
     with answering(rules_of("SomethingElse")) as url:
         assert verdicts("rules", Machine(settings, prometheus=url)) == {CheckStatus.WRONG}
     with answering(rules_of(*NAMES[1:])) as url:
@@ -118,17 +120,17 @@ def test_rules_that_are_absent_or_fail_are_told(settings: Settings) -> None:
         assert finding.verdict is CheckStatus.UNKNOWN
         assert finding.text == f"not loaded: {NAMES[0]}"
     with answering(rules_of(*NAMES, health="err", lastError="many-to-many")) as url:
-        told = found("rules", Machine(settings, prometheus=url))
-        assert "many-to-many" in told[0].text
-        assert told[0].verdict is CheckStatus.WRONG
+        findings = found("rules", Machine(settings, prometheus=url))
+        assert "many-to-many" in findings[0].text
+        assert findings[0].verdict is CheckStatus.WRONG
 
 
-def test_alerts_without_an_alertmanager_are_told(settings: Settings) -> None:
+def test_alerts_without_an_alertmanager_are_reported(settings: Settings) -> None:
     with answering(prometheus_says("alertmanagers", {"activeAlertmanagers": []})) as url:
         assert verdicts("alertmanager", Machine(settings, prometheus=url)) == {CheckStatus.WRONG}
 
 
-def test_alerts_that_fire_are_told_for_the_run_alone(settings: Settings) -> None:
+def test_alerts_that_fire_are_reported_for_the_run_alone(settings: Settings) -> None:
     def alert(name: str, run: str, state: str = "firing") -> dict[str, Any]:
         return {
             "state": state,

@@ -1,4 +1,4 @@
-"""The doctor tells which ranks and node agents are there, with real ones."""
+"""The doctor reports which ranks and node agents are there, with real ones."""
 
 import os
 import socket
@@ -54,7 +54,7 @@ def test_the_runs_of_a_supervised_job_are_found(settings: Settings) -> None:
         assert verdicts("runs", Machine(settings)) == {CheckStatus.OK}
 
 
-def test_a_ring_of_another_version_is_told(start_rank: StartRank, settings: Settings) -> None:
+def test_a_ring_of_another_version_is_reported(start_rank: StartRank, settings: Settings) -> None:
     rank = start_rank()
     assert verdicts("rings", Machine(settings)) == {CheckStatus.OK}
     with rank.path.open("r+b") as file:
@@ -64,7 +64,7 @@ def test_a_ring_of_another_version_is_told(start_rank: StartRank, settings: Sett
     assert str(rank.path) in finding.text
 
 
-def test_a_ring_of_somebody_else_is_told(
+def test_a_ring_of_another_user_is_reported(
     start_rank: StartRank, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_rank()
@@ -75,7 +75,7 @@ def test_a_ring_of_somebody_else_is_told(
 @pytest.mark.parametrize(
     ("node_agent", "hint"), [("spawn", "the job's log"), ("external", "mp-agent node")]
 )
-def test_a_run_that_nobody_watches_is_told_by_who_should(
+def test_a_run_without_a_node_agent_is_reported_with_who_should_watch_it(
     node_agent: str, hint: str, start_rank: StartRank, settings: Settings
 ) -> None:
     start_rank()
@@ -92,7 +92,7 @@ def test_a_run_with_its_node_agent_is_fine(watched: Settings) -> None:
 
 
 @pytest.mark.slow
-def test_a_port_that_another_program_has_is_told(
+def test_a_port_that_another_program_has_is_reported(
     start_rank: StartRank, start: StartAgent, settings: Settings
 ) -> None:
     start_rank().steps(1)
@@ -105,7 +105,7 @@ def test_a_port_that_another_program_has_is_told(
     assert findings[1].text == f"port {taken.port} is another program's"
 
 
-def test_an_agent_that_moved_to_another_port_is_told(watched: Settings) -> None:
+def test_an_agent_that_moved_to_another_port_is_reported(watched: Settings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         free = probe.getsockname()[1]
     finding = only("port", Machine(watched.model_copy(update={"port": free})))

@@ -54,7 +54,7 @@ def test_nothing_set_is_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         assert verdicts(name, machine) == {CheckStatus.OK}
 
 
-def test_a_misspelt_variable_is_told_with_the_one_that_was_meant() -> None:
+def test_a_misspelt_variable_is_reported_with_the_one_that_was_meant() -> None:
     machine = Machine(Settings(), environ={"MP_AGENT_LAYER_INTERVALL": "5", "MP_AGENT_DIR": "/x"})
     finding = only("variables", machine)
     assert finding.verdict is CheckStatus.WRONG
@@ -96,7 +96,7 @@ def test_a_kubernetes_service_of_that_name_is_recognised(monkeypatch: pytest.Mon
         ("exporters", {"exporters": ("otlp",)}, CheckStatus.UNKNOWN),
     ],
 )
-def test_settings_that_keep_series_away_are_told(
+def test_settings_that_keep_series_away_are_reported(
     check: str, changes: dict[str, object], verdict: CheckStatus
 ) -> None:
     finding = only(check, Machine(Settings().model_copy(update=changes)))
@@ -121,7 +121,7 @@ def test_what_the_port_asks_for_is_said(
     assert (only("access", machine).verdict, only("access", machine).text) == (CheckStatus.OK, said)
 
 
-def test_settings_of_the_port_that_contradict_are_told(settings: Settings) -> None:
+def test_settings_of_the_port_that_contradict_are_reported(settings: Settings) -> None:
     for changes in ({"basic_auth_user": "a"}, {"tls_client_ca": Path("/nowhere/ca.pem")}):
         finding = only("access", Machine(settings.model_copy(update=changes)))
         assert finding.verdict is CheckStatus.WRONG

@@ -94,9 +94,9 @@ def test_a_rank_that_was_measured_only_later_in_the_incident_is_named_with_that_
     later = replace(of_two, sequence=62, step=62, nonfinite_gradient_ranks=(1,))
     finding = findings_of([*calm(60), of_two, later])["nonfinite_backward"]
     assert (finding.step, finding.rank) == (61, "1")
-    told = [each.text for each in finding.arguments_for if "own gradients" in each.text]
-    assert len(told) == 1
-    assert "on step 62, where they were first measured, those of rank 1 were NaN" in told[0]
+    reported = [each.text for each in finding.arguments_for if "own gradients" in each.text]
+    assert len(reported) == 1
+    assert "on step 62, where they were first measured, those of rank 1 were NaN" in reported[0]
 
 
 def test_a_collapse_with_a_finite_loss_names_the_layer_that_overflows():
@@ -189,7 +189,7 @@ def test_an_evaluation_is_no_stall(phase):
     assert findings_of(calm(60), ranks=ranks, read_unix_seconds=9e9) == {}
 
 
-def test_a_lone_killed_process_is_told_from_an_error():
+def test_a_lone_killed_process_is_distinguished_from_an_error():
     killed = make_log(0, end=EndReason.KILLED, phase=Phase.BACKWARD, state={"started_sequence": 61})
     assert list(findings_of(calm(60), ranks=[killed])) == ["rank_killed"]
     failed = make_log(0, end=EndReason.FAILED)
@@ -250,7 +250,7 @@ def test_norms_that_are_large_by_nature_are_accused_of_nothing():
     assert findings_of(calm(200, norm=4e4)) == {}
 
 
-def test_a_condition_that_was_active_is_a_cause_where_the_record_is_too_short_to_show_it():
+def test_an_active_condition_is_a_cause_where_the_record_is_too_short_to_show_it():
     growth = make_condition(name="MpAgentAttentionLogitGrowth", severity="warning", since_step=7)
     found = findings_of(calm(60), conditions=[growth])
     assert list(found) == ["attention_logit_growth"]
@@ -260,7 +260,7 @@ def test_a_condition_that_was_active_is_a_cause_where_the_record_is_too_short_to
     assert remedies_for(finding.cause)
 
 
-def test_a_condition_that_the_record_shows_is_not_told_twice():
+def test_a_condition_that_the_record_shows_is_not_reported_twice():
     active = make_condition(name="MpAgentGradientExplosion", severity="critical", since_step=1)
     found = findings_of([*calm(60), *growing(61, 8)], conditions=[active])
     assert (next(iter(found)), found["gradient_explosion"].step) == ("gradient_explosion", 63)

@@ -45,7 +45,7 @@ def test_a_loss_spike_without_larger_gradients_is_no_unusual_batch():
     assert findings_of(steps) == {}
 
 
-def test_a_schedule_that_ended_is_told_from_a_warm_up():
+def test_a_schedule_that_ended_is_distinguished_from_a_warm_up():
     ended = findings_of([*at_rate(calm(60), 1e-3), *at_rate(calm(200, first=61), 0.0)])
     assert ended["learning_rate_zero"].step == 61
     assert ended["learning_rate_zero"].likelihood == "likely"

@@ -15,7 +15,7 @@ CAUSES = {
     "nan-in-backward": ("nonfinite_backward",),
     "killed": ("rank_killed",),
 }
-"""What may be accused, in this order; consequences of it beside."""
+"""What may be accused, in this order; along with its consequences."""
 
 
 @pytest.mark.parametrize("kind", CAUSES)
@@ -66,7 +66,7 @@ def test_a_killed_rank_is_named_with_where_it_stood(analysis_of):
     assert ends[0] in (EndReason.FAILED, EndReason.KILLED) and ends[1] is EndReason.KILLED
 
 
-def test_what_moved_before_an_explosion_is_told(analysis_of):
+def test_what_moved_before_an_explosion_is_reported(analysis_of):
     moves = {move.name: move for move in analysis_of("explosion").moves}
     norm = moves["grad_norm"]
     assert norm.moved and norm.long_before < norm.just_before < norm.at

@@ -61,7 +61,7 @@ def test_ranks_that_only_the_attempt_before_a_quick_restart_has_are_left_out():
     assert one_attempt([*old, new]) == (new,)
 
 
-def test_ranks_of_one_attempt_are_told_from_those_of_another_launch_of_the_same_number():
+def test_ranks_of_one_attempt_are_told_apart_from_those_of_an_equal_number():
     old = log(1, created_unix_ns=0)
     new = log(0, created_unix_ns=3600 * 10**9)
     assert one_attempt([old, new]) == (new,)

@@ -87,7 +87,7 @@ def test_names_stay_text_and_scripts_in_them_do_not_run(page: Page):
     assert page.locator("script").count() == 3
 
 
-def test_the_values_under_the_pointer_are_told_in_all_plots(page: Page):
+def test_the_values_under_the_pointer_are_shown_in_all_plots(page: Page):
     over = page.locator("#plot-loss-scale .u-over")
     over.scroll_into_view_if_needed()
     box = over.bounding_box()

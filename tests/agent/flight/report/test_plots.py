@@ -87,7 +87,7 @@ def test_limits_far_from_the_norms_are_left_out():
     assert (2.0, "clipped at 2") in plot(plots(*clipped), "grad-norm").limits
 
 
-def test_lanes_tell_whose_loss_was_lost_and_who_was_missing():
+def test_lanes_show_whose_loss_was_lost_and_which_rank_was_missing():
     found = plots(*calm(5), ranks=2)
     assert [(lane.name, lane.runs) for lane in found.lanes] == [
         ("rank 0", [(1, 5, "fine")]),

@@ -62,7 +62,7 @@ def test_steps_whose_records_were_lost_were_made_all_the_same(account):
     assert total(account, "mp_agent_steps_total") == 1500
 
 
-def test_a_count_that_begins_anew_goes_on(account):
+def test_a_count_that_restarts_is_continued(account):
     for sequence in (1, 2, 1, 2):
         account.fold_step(merged_step(sequence, norm=1.0))
     assert total(account, "mp_agent_steps_total") == 4
@@ -109,7 +109,7 @@ def test_each_ranks_own_losses_are_counted_apart(account):
     assert total(account, "mp_agent_rank_loss_nonfinite_steps_total", "0") == 0
 
 
-def test_nonfinite_elements_of_a_ranks_own_gradients_are_counted_where_they_are_measured(account):
+def test_nonfinite_elements_of_local_gradients_are_counted_where_they_are_measured(account):
     name = "mp_agent_rank_local_grad_nonfinite_elements_total"
     account.fold_rank(0, {"loss": 1.0})
     assert account.counters.later(BY_PROMETHEUS_NAME[name]) == []
@@ -291,7 +291,7 @@ def test_ranks_are_not_compared_on_skipped_steps_nor_where_a_rank_is_missing(acc
     assert read(account, "mp_agent_straggler_slowdown") is None
 
 
-def test_dead_and_underflowing_layers_are_told_of_the_run(account):
+def test_dead_and_underflowing_layers_are_reported_for_the_run(account):
     assert read(account, "mp_agent_layers_dead") is None
     good = {"abs_max": 0.1, "elements": 1000.0}
     for sequence in range(5):

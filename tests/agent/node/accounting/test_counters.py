@@ -99,7 +99,7 @@ def test_a_count_function_that_raises_loses_only_its_own_addition(only, caplog):
     assert sum("mp_agent.broken" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_a_dump_makes_an_equal_book(only):
+def test_a_dump_restores_an_equal_store(only):
     only(STEPS, DURATION)
     schema_index = CounterStore()
     schema_index.count(Scope.RUN, ("layer\n",), 0.1)
@@ -109,7 +109,7 @@ def test_a_dump_makes_an_equal_book(only):
     assert again.total(STEPS, ("layer\n",)) == 0.1
 
 
-def test_cells_of_other_bounds_start_anew():
+def test_cells_of_other_bounds_start_at_zero():
     schema_index = CounterStore(histograms=[(DURATION.name, (), [1.0, 2.0])])
 
     assert schema_index.histogram(DURATION, ()).cumulative_counts == (0, 0, 0)

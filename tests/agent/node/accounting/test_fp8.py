@@ -99,7 +99,7 @@ def test_only_the_furthest_are_named_but_all_are_counted(account):
     assert names == [f"layer {place}" for place in range(29, 29 - NAMED_AT_MOST, -1)]
 
 
-def test_the_next_attempt_begins_anew(account):
+def test_the_next_attempt_starts_over(account):
     for sequence in range(1, 4):
         add_sample(account, sequence, {"a": row(0.5, 9.0)})
     assert account.progress.next_attempt().fp8.saturated == {}

@@ -45,7 +45,7 @@ class TestDead:
         found = watched(*alive, *[view(abs_max)] * 3)
         assert (found.dead, found.dead_names) == (1, ("w",))
 
-    def test_one_healthy_sample_begins_the_count_anew(self):
+    def test_one_healthy_sample_restarts_the_count(self):
         assert watched(view(), view(1e-11), view(1e-11), view(), view(1e-11)).dead == 0
 
     def test_at_the_limit_itself_it_lives(self):

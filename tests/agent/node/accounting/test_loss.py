@@ -97,7 +97,7 @@ def test_of_a_constant_loss_the_floor_is_the_deviation():
     assert fold(watch, 2.1, 2.1, 2.2, 2.2) == [False, False, False, True]
 
 
-def test_a_loss_of_zero_throughout_tells_no_scale():
+def test_a_loss_of_zero_throughout_has_no_scale():
     watch = LossTracker()
     fold(watch, *([0.0] * 300))
 

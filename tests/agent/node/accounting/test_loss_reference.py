@@ -128,7 +128,7 @@ def test_a_climb_to_less_than_double_or_one_that_heals_is_not_lost():
 
 @pytest.mark.parametrize("noise", [0.02, 0.15])
 @pytest.mark.parametrize("steps", [2400, 9600])
-def test_the_loss_of_a_model_that_creeps_up_by_half_as_against_a_critic_has_lost_nothing(
+def test_a_loss_that_creeps_up_by_half_as_against_a_critic_has_lost_nothing(
     noise: float, steps: int
 ):
     run = Run(noise).train(500, 2.3, 1.4)
@@ -214,7 +214,7 @@ def test_a_negative_loss_is_judged_like_any_other(sign):
     assert run.train(400, sign * 0.3, sign * 0.3, norm=900.0).lost
 
 
-def test_a_restart_begins_anew():
+def test_a_restart_starts_over():
     run = learned().train(400, 50.0, 50.0, norm=4000.0)
     run.account.begin_attempt()
     assert not run.lost and run.reference.best is None

@@ -52,7 +52,7 @@ def test_it_grows_until_the_next_step(standstill: Standstill):
 
 
 @pytest.mark.parametrize("phase", ["eval", "checkpoint", "starting"])
-def test_going_to_another_kind_of_phase_and_back_begins_anew(standstill: Standstill, phase: str):
+def test_going_to_another_kind_of_phase_and_back_starts_over(standstill: Standstill, phase: str):
     standstill.update("a", 1, phase, 200.0)
     assert standstill.seconds(260.0) == 60.0
     standstill.update("a", 1, "forward", 300.0)

@@ -66,7 +66,7 @@ def test_a_tracker_that_is_declared_is_observed_and_stored():
     successor.progress.layers.fold([judged_layer()], resolve({}))
     third = adapter.validate_json(adapter.dump_json(progress))
     third.layers.fold([judged_layer()], resolve({}))
-    assert third.layers.memory.names == ["w"], "what is not stored was made anew"
+    assert third.layers.memory.names == ["w"], "what is not stored was made again"
 
     successor.begin_attempt()
     assert isinstance(successor.progress, More)

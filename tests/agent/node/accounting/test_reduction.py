@@ -69,7 +69,7 @@ def test_a_later_attempt_remembers_the_period():
     assert found([LOCAL] * 100, tracker.next_attempt()) == []
 
 
-def test_a_wrapper_that_is_contradicted_from_the_first_step_on_is_found_at_the_second():
+def test_a_wrapper_that_the_first_steps_contradict_is_found_at_the_second():
     assert found([BYPASSED] * 3) == [2, 3]
     assert found([replace(BYPASSED, equal_before=True), *[BYPASSED] * 2]) == [2, 3]
 

@@ -39,7 +39,7 @@ def test_of_two_ranks_the_faster_one_is_the_measure():
     assert found == Straggler(rank=7, slowdown=1.5, delay_seconds=0.5)
 
 
-def test_a_hiccup_of_some_steps_makes_nobody_a_straggler():
+def test_a_hiccup_of_some_steps_makes_no_rank_a_straggler():
     rows = [{0: 1.0, 1: 1.0, 2: 1.0} for _ in range(BLOCK_STEPS)]
     for step in range(BLOCK_STEPS // 2 - 1):
         rows[step] = {0: 60.0, 1: 1.0, 2: 1.0}
@@ -143,7 +143,7 @@ def test_ranks_that_are_behind_are_named_with_where_they_stand():
     assert named(*ranks) == [(1, "forward"), (3, "optimizer")]
 
 
-def test_ranks_that_all_hang_at_the_same_place_name_nobody():
+def test_ranks_that_all_hang_at_the_same_place_name_no_rank():
     assert named(status(0, Phase.BACKWARD), status(1, Phase.BACKWARD)) == []
 
 
@@ -168,7 +168,7 @@ def test_while_one_rank_does_something_else_the_others_rightly_wait(phase):
 @pytest.mark.parametrize(
     ("usual", "seconds", "lag"), [(1.0, 29.0, 0), (1.0, 30.0, 1), (20.0, 59.0, 0), (20.0, 60.0, 1)]
 )
-def test_nobody_lags_while_steps_are_made_at_their_usual_pace(usual, seconds, lag):
+def test_no_rank_lags_while_steps_are_made_at_their_usual_pace(usual, seconds, lag):
     ranks = (status(0, Phase.BACKWARD), status(1, Phase.FORWARD))
 
     assert len(named(*ranks, usual=usual, now=1000.0 + seconds)) == lag

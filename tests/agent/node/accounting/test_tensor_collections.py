@@ -178,7 +178,7 @@ def test_a_collection_without_layers_is_said_once_and_shown_as_0(account, caplog
     assert account.progress.collections.unmatched == (what,)
 
 
-def test_the_next_attempt_begins_anew(account):
+def test_the_next_attempt_starts_over(account):
     fold(account, {"attn": np.array([3.0])}, ATTENTION)
     account.begin_attempt()
 

@@ -57,7 +57,7 @@ def test_what_does_not_fit_into_one_report_is_left_over():
     assert not box.overdue
 
 
-def test_progress_without_a_row_is_told_too():
+def test_progress_without_a_row_is_reported_too():
     box = outbox(1)
     box.pop(10)
     box.advance(5)
@@ -83,7 +83,7 @@ def test_what_is_settled_is_let_go():
     assert list(box.rows) == [3]
 
 
-def test_the_oldest_rows_are_lost_first_and_counted_if_nobody_had_them():
+def test_the_oldest_rows_are_lost_first_and_counted_if_never_delivered():
     box = outbox(1, 2, 3, 4, limit=2)
     assert box.lost == 2
     assert sequences(box.pop(10)[1]) == [3, 4]

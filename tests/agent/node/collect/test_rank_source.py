@@ -79,7 +79,7 @@ def test_changes_that_remain_are_read_at_the_next_look(
     assert shown(run)["run_end_info{killed}"] == 1
 
 
-def test_a_killed_rank_ends_the_run_and_its_open_step_is_told(
+def test_a_killed_rank_ends_the_run_and_its_open_step_is_reported(
     start_rank: StartRank, open_run: OpenRun
 ):
     rank = start_rank()

@@ -85,7 +85,7 @@ def test_a_job_without_shared_memory_runs_unwatched(tmp_path):
 
 
 def test_signals_reach_the_job(tmp_path):
-    """The job ends with 42 because it is told to; without the signal it would wait for ever."""
+    """The job ends with 42 because the signal asks it to; without that it would wait for ever."""
     job = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n"

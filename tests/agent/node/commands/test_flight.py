@@ -21,7 +21,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return call
 
 
-def test_a_dead_run_is_dumped_from_its_rings_and_told(start_rank, run_dir, call, tmp_path):
+def test_a_dead_run_is_dumped_from_its_rings_and_reported(start_rank, run_dir, call, tmp_path):
     rank = start_rank()
     rank.steps(30, loss=2.0)
     rank.kill()
@@ -30,9 +30,9 @@ def test_a_dead_run_is_dumped_from_its_rings_and_told(start_rank, run_dir, call,
     record = Path(dumped.output.strip())
     assert record.is_relative_to(tmp_path / "flight")
     for place in (run_dir, record, record.parent, record.parent.parent):
-        told = call(postmortem_command, place)
-        assert told.exit_code == 0, told.output
-        assert "Ranks were killed from outside" in told.output
+        result = call(postmortem_command, place)
+        assert result.exit_code == 0, result.output
+        assert "Ranks were killed from outside" in result.output
 
 
 def test_a_live_run_without_a_node_agent_is_dumped_and_undisturbed(start_rank, run_dir, call):
@@ -65,25 +65,25 @@ def test_the_document_and_the_page_are_written(start_rank, run_dir, call, tmp_pa
 def test_bad_input_is_refused_in_one_line_that_names_the_path(call, tmp_path, prepare):
     place = tmp_path / "place"
     prepare(place)
-    told = call(postmortem_command, place)
-    assert told.exit_code == 2
-    (line,) = told.output.splitlines()
+    result = call(postmortem_command, place)
+    assert result.exit_code == 2
+    (line,) = result.output.splitlines()
     assert line.startswith(f"mp-agent postmortem: {place}")
 
 
 def test_a_directory_of_several_runs_is_refused(start_rank, run_dir, call):
     start_rank().steps(3)
-    told = call(postmortem_command, run_dir.parent)
-    assert told.exit_code == 2
-    assert "holds several runs; name one of them: llama-" in told.output
+    result = call(postmortem_command, run_dir.parent)
+    assert result.exit_code == 2
+    assert "holds several runs; name one of them: llama-" in result.output
 
 
 def test_a_ring_that_is_damaged_is_refused_by_name(run_dir, call):
     attempt = run_dir / "launcher-0"
     attempt.mkdir(parents=True)
     (attempt / "rank0.ring").write_bytes(b"MPAGRING" + bytes(100))
-    told = call(postmortem_command, run_dir)
-    assert told.exit_code == 2 and "rank0.ring: truncated" in told.output
+    result = call(postmortem_command, run_dir)
+    assert result.exit_code == 2 and "rank0.ring: truncated" in result.output
 
 
 def test_a_run_that_is_not_here_cannot_be_dumped(call, tmp_path):
@@ -94,9 +94,9 @@ def test_a_run_that_is_not_here_cannot_be_dumped(call, tmp_path):
 
 def test_a_page_that_cannot_be_written_is_refused(start_rank, run_dir, call, tmp_path):
     start_rank().steps(3)
-    told = call(postmortem_command, run_dir, "--html", tmp_path / "missing" / "page.html")
-    assert told.exit_code == 2
-    assert "page.html cannot be written" in told.output
+    result = call(postmortem_command, run_dir, "--html", tmp_path / "missing" / "page.html")
+    assert result.exit_code == 2
+    assert "page.html cannot be written" in result.output
 
 
 def test_thresholds_can_be_set_as_for_the_alerts(start_rank, run_dir, call):

@@ -69,7 +69,7 @@ def test_a_full_directory_is_logged_once(
     assert caplog.text.count("conditions cannot be sent to the ranks") == 1
 
 
-def test_other_nodes_are_told_while_it_is_news(training: Training, tmp_path: Path):
+def test_other_nodes_are_notified_while_it_is_news(training: Training, tmp_path: Path):
     assert training.tracker.recent_news(training.now_seconds) == b""
     training.step(norm=5_000.0)
     content = training.tracker.recent_news(training.now_seconds + 59)

@@ -76,7 +76,9 @@ class TestEvents:
         assert training.tracker.fired[EXPLOSION, "warning"] == 1
 
     @pytest.mark.slow
-    def test_it_is_told_once_the_worse_one_is_over_and_then_its_end_too(self, training: Training):
+    def test_it_is_reported_once_the_worse_one_is_over_and_then_its_end_too(
+        self, training: Training
+    ):
         training.step(norm=5_000.0)
         training.train(320, norm=200.0)
         assert training.heard() == [
@@ -88,7 +90,7 @@ class TestEvents:
         assert training.heard()[3:] == [("resolved", EXPLOSION, "warning")]
 
     @pytest.mark.slow
-    def test_small_gradients_are_reported_once_although_noise_of_the_loss_looks_like_learning(
+    def test_small_gradients_are_reported_once_although_noise_looks_like_learning(
         self, training: Training
     ):
         random = Random(3)
@@ -99,7 +101,9 @@ class TestEvents:
         heard = [own for own in training.heard() if own[1] == "MpAgentGradientVanishing"]
         assert heard == [("firing", "MpAgentGradientVanishing", "critical")]
 
-    def test_of_one_that_was_never_told_the_end_is_not_told_either(self, training: Training):
+    def test_of_one_that_was_never_reported_the_end_is_not_reported_either(
+        self, training: Training
+    ):
         training.train(800, norm=1e-7)
         vanishing = [c for c in training.tracker.active if c.name == "MpAgentGradientVanishing"]
         assert {c.severity for c in vanishing} == {"critical", "warning"}
@@ -193,7 +197,7 @@ class TestSpeed:
 class TestSuccessor:
     @pytest.fixture
     def succeed(self, run_dir: Path) -> Callable[[Training], Training]:
-        """Start the account anew from what a ledger would hold."""
+        """Rebuild the account from what a ledger would hold."""
 
         def start(before: Training) -> Training:
             totals, histograms = before.account.counters.dump()

@@ -92,7 +92,7 @@ def test_a_run_is_pushed_to_its_end_and_is_gone_once_its_linger_is_over(
 
     wait_until(over, what="the agent's end")
     assert agent.returncode == 0
-    assert False in pending, "that the end was pushed is told while the agent lingers"
+    assert False in pending, "that the end was pushed is reported while the agent lingers"
     *_, last, gone = states(receiver)
     assert (last[STEPS], last[ACTIVE]) == (5, 0)
     assert gone == {}
@@ -150,7 +150,7 @@ def test_what_fails_is_seen_by_who_scrapes(
 
 
 @pytest.mark.slow
-def test_a_signal_ends_an_agent_within_its_bound_though_nobody_answers(
+def test_a_signal_ends_an_agent_within_its_bound_though_no_collector_answers(
     start: StartAgent, start_rank: StartRank, run_dir: Path, receiver: OtlpReceiver
 ):
     answer = threading.Event()

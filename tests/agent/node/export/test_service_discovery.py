@@ -42,7 +42,7 @@ class TwoNodes:
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[TwoNodes]:
-    """Start root and other node; the second is told of the first by its settings."""
+    """Start root and other node; the second knows the first by its settings."""
     found = TwoNodes([], [], [], tmp_path / "sd")
     found.sd_dir.mkdir()
     with ExitStack() as stack:
@@ -171,7 +171,7 @@ def test_the_file_is_the_roots_readable_by_all_and_gone_with_its_agent(nodes: Tw
 
 
 @pytest.mark.slow
-def test_rows_reach_the_root_and_the_status_tells_when_the_end_did(nodes: TwoNodes):
+def test_rows_reach_the_root_and_the_status_says_when_the_end_did(nodes: TwoNodes):
     for rank in nodes.ranks:
         rank.steps(3, gradients={"sum_squares": 4.0})
     root, other = nodes.statuses

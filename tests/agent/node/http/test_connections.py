@@ -1,4 +1,4 @@
-"""Clients that stall, stay silent or come in crowds shut nobody out."""
+"""Clients that stall, stay silent or come in crowds shut out no other client."""
 
 import asyncio
 import os
@@ -72,7 +72,7 @@ def test_requests_are_answered_whole() -> None:
     run(test)
 
 
-def test_half_open_connections_beyond_the_limit_push_out_the_oldest_and_nobody_else() -> None:
+def test_half_open_connections_beyond_the_limit_push_out_the_oldest_alone() -> None:
     async def test() -> None:
         async with serving(connections_at_most=5) as address:
             silent = [await asyncio.open_connection(*address) for _ in range(20)]
@@ -84,7 +84,7 @@ def test_half_open_connections_beyond_the_limit_push_out_the_oldest_and_nobody_e
     run(test)
 
 
-def test_handshakes_that_never_come_push_out_the_oldest_and_nobody_else(
+def test_handshakes_that_never_come_push_out_the_oldest_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 300.0)
@@ -147,14 +147,14 @@ def test_a_scraper_that_takes_nothing_is_cut_and_others_are_served_meanwhile(
             stalled = socket.create_connection(address)
             stalled.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await ask(address)).endswith(b"ok")
-            await asyncio.sleep(1.0)  # Only time tells that the stalled one was given up.
+            await asyncio.sleep(1.0)  # Only time shows that the stalled one was given up.
             received = await asyncio.to_thread(_drain, stalled)
             assert received < len(BODY)
 
     run(test)
 
 
-def test_answers_that_nobody_takes_push_out_the_one_that_waits_longest() -> None:
+def test_answers_that_no_client_reads_push_out_the_one_that_waits_longest() -> None:
     async def test() -> None:
         async with serving(unsent_bytes_at_most=len(BODY)) as address:
             stalled = [socket.create_connection(address) for _ in range(4)]
@@ -188,7 +188,7 @@ def test_a_slow_reader_that_goes_on_is_not_cut(monkeypatch: pytest.MonkeyPatch) 
 
 def test_every_other_agent_of_a_large_run_keeps_its_connection() -> None:
     async def test() -> None:
-        server = MetricsServer(_nobody)
+        server = MetricsServer(_no_exposure)
         listener = socket.create_server(("127.0.0.1", 0))
         await server.start(listener)
         server.expect(200)
@@ -217,7 +217,7 @@ def test_descriptors_are_allowed_for_as_far_as_the_system_grants_them(
     assert granted[-1] == (4096, 4096)
 
 
-def _nobody() -> Exposure:
+def _no_exposure() -> Exposure:
     raise NotImplementedError
 
 

@@ -30,7 +30,7 @@ def test_who_stays_away_for_some_of_its_own_intervals_is_given_up():
 
 
 @pytest.mark.slow
-def test_names_are_forgotten_when_there_are_too_many_but_not_those_that_come_regularly():
+def test_names_are_forgotten_when_there_are_too_many_except_those_that_recur():
     scrapes = ScrapeLog()
     scrapes.record("prometheus", 0.0)
     scrapes.record("prometheus", 15.0)

@@ -53,10 +53,10 @@ class TestGradients:
             agree=False, minority_ranks=(2,)
         )
 
-    def test_without_a_majority_nobody_is_named(self, nodes):
+    def test_without_a_majority_no_rank_is_named(self, nodes):
         assert compare([4.0, 4.0, 5.0, 5.0], nodes)["gradients"] == Comparison(agree=False)
 
-    def test_beside_a_nan_only_the_counts_must_agree(self, nodes):
+    def test_with_a_nan_only_the_counts_must_agree(self, nodes):
         assert compare([1.0, 2.0, 3.0, 4.0], nodes, nan_elements=1.0) == {"gradients": AGREE}
 
     def test_on_a_skipped_step_nothing_is_compared(self, nodes):
@@ -70,7 +70,7 @@ class TestGradients:
         assert merged.replicas == {"gradients": AGREE}
 
 
-def test_counts_that_differ_beside_a_nan_are_a_divergence():
+def test_counts_that_differ_along_with_a_nan_are_a_divergence():
     steps = [rank_step(r, ddp(r, 3), nan_elements=1.0 + (r == 1)) for r in range(3)]
     assert merge_nodes([steps]).replicas["gradients"].minority_ranks == (1,)
 
@@ -96,7 +96,7 @@ def test_of_hybrid_shards_the_one_rank_is_named_wherever_it_is():
         assert merged.replicas["gradients"].minority_ranks == (3,)
 
 
-def test_shards_that_nobody_else_has_are_not_compared():
+def test_shards_that_no_other_rank_has_are_not_compared():
     steps = [
         rank_step(
             r, Share(group="fsdp", shard_index=r, shard_count=3), bits=float(r), sum_squares=r

@@ -198,7 +198,7 @@ def test_time_is_when_the_last_rank_was_done():
     assert merged.time_unix_seconds == 11.5
 
 
-def test_the_trainers_step_is_taken_from_whichever_rank_was_told_it():
+def test_the_trainers_step_is_taken_from_whichever_rank_was_given_it():
     shares = [Share(group="ddp", replica_index=r, replica_count=2) for r in range(2)]
     records = [make_record(7), make_record(7, step=5007)]
     merged = merge([rank_step(r, records[r], shares[r]) for r in range(2)])
@@ -265,7 +265,7 @@ class TestAssumedShares:
 
 
 @pytest.mark.parametrize("nodes", [[[0, 1]], [[0], [1]], [[1], [0]]])
-def test_the_same_shard_of_the_same_replica_counts_once_whoever_says_so(nodes):
+def test_the_same_shard_of_the_same_replica_counts_once_whichever_rank_reports_it(nodes):
     shares = [Share(group="g", shard_index=0, shard_count=2) for _ in range(2)]
     steps = [rank_step(r, make_record(), shares[r]) for r in range(2)]
     merged = merge_nodes([[steps[rank] for rank in ranks] for ranks in nodes])

@@ -25,7 +25,7 @@ def test_a_dead_rank_keeps_its_series_for_the_linger_then_only_its_being_gone(
     assert values["run_active"] == 1
 
 
-def test_a_rank_of_the_next_attempt_is_shown_however_long_its_forerunner_has_been_gone(
+def test_a_rank_of_the_next_attempt_is_shown_however_long_its_predecessor_is_gone(
     start_rank: StartRank, open_run: OpenRun
 ):
     start_rank().kill()

@@ -103,7 +103,7 @@ def test_what_the_old_rings_said_is_in_the_ledger_before_they_are_removed(
     assert shown(successor)["steps_total"] == 3
 
 
-def test_the_same_rank_under_another_launcher_is_the_next_attempt_once_the_old_one_has_ended(
+def test_the_same_rank_under_another_launcher_is_the_next_attempt_after_the_old_end(
     start_rank: StartRank, open_run: OpenRun
 ):
     old = start_rank(0, launch="a")
@@ -165,7 +165,7 @@ def test_what_was_never_read_of_a_launch_that_is_over_counts_as_dropped(
     assert shown(successor)["records_dropped_total{0}"] == 7
 
 
-def test_what_was_read_of_a_launch_that_is_over_counts_for_nothing_when_it_is_found_again(
+def test_what_was_read_of_an_ended_launch_counts_for_nothing_when_it_is_found_again(
     start_rank: StartRank, open_run: OpenRun
 ):
     old = start_rank(0, launch="a", created_unix_ns=1_000)

@@ -1,4 +1,4 @@
-"""Two jobs of one name that run at the same time on one node: the first is recorded, both told."""
+"""Two jobs of one name at the same time on one node: the first is recorded, both are warned."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tests.agent.node.conftest import OpenRun, StartRank
 from tests.agent.node.shown import shown
 
 DROPPED = "records_dropped_total{0}"
-TOLD = f"unsupported_info{{0,{FEATURE}}}"
+REPORTED = f"unsupported_info{{0,{FEATURE}}}"
 
 
 @pytest.mark.slow
@@ -34,7 +34,7 @@ def test_the_first_job_is_recorded_whole_and_the_others_steps_are_counted_as_dro
     assert values["steps_total"] == 200
     assert values["loss"] == 1.0
     assert values[DROPPED] == 200
-    assert values[TOLD] == 1
+    assert values[REPORTED] == 1
     assert caplog.text.count("Give each a name of its own") == 1
     assert "ERROR" in caplog.text
 
@@ -79,7 +79,7 @@ def test_the_other_job_is_recorded_from_the_moment_the_first_one_is_over(
     assert values[DROPPED] == 4
     assert values["loss"] == 3.0
     assert values["run_active"] == 1
-    assert TOLD not in values
+    assert REPORTED not in values
 
 
 def test_another_job_that_ends_first_leaves_nothing_behind(
@@ -113,7 +113,7 @@ def test_ranks_that_an_elastic_launcher_starts_again_are_no_other_job(
     assert shown(run)["steps_total"] == 5
     start_rank(launch="c", created_unix_ns=3_000)
     run.poll(2.0)
-    assert TOLD in shown(run)
+    assert REPORTED in shown(run)
 
 
 def test_ranks_that_a_script_starts_itself_after_it_has_trained_are_no_other_job(

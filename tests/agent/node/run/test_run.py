@@ -43,7 +43,7 @@ def test_before_the_first_step_the_run_is_active_and_all_counters_stand_at_zero(
     assert "grad_norm" not in values
 
 
-def test_at_the_end_nobody_is_waited_for(start_rank: StartRank, open_run: OpenRun):
+def test_at_the_end_no_rank_is_waited_for(start_rank: StartRank, open_run: OpenRun):
     rank = start_rank(0, world_size=2)
     rank.steps(3)
     run = open_run()

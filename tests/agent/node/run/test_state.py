@@ -42,7 +42,7 @@ def test_a_successor_continues_the_counters_exactly(start_rank: StartRank, open_
     assert shown(successor)["loss_scale_decreases_total"] == 2
 
 
-def test_a_successor_after_the_end_tells_the_same_end(start_rank: StartRank, open_run: OpenRun):
+def test_a_successor_after_the_end_reports_the_same_end(start_rank: StartRank, open_run: OpenRun):
     rank = start_rank()
     rank.steps(5, loss=1.5)
     rank.end(EndReason.COMPLETED)
@@ -106,7 +106,7 @@ def test_a_full_directory_costs_the_ledger_but_not_the_run(
 
 
 @pytest.mark.slow
-def test_a_successor_knows_since_when_its_counters_count_and_how_often_the_run_was_started(
+def test_a_successor_knows_since_when_counters_count_and_how_often_the_run_started(
     start_rank: StartRank, open_run: OpenRun
 ):
     start_rank(created_unix_ns=100 * 10**9).steps(3)

@@ -30,7 +30,7 @@ Course = Callable[[int], float]
 
 
 class Training:
-    """Layers whose amax has a size of its own, jitters, and follows a course."""
+    """Layers whose amax has its own size, jitters, and follows a course."""
 
     def __init__(self, *, history: int, algorithm: str, **thresholds: float) -> None:
         self.algorithm = algorithm

@@ -1,4 +1,4 @@
-"""Two node agents in processes of their own, with a proxy between them that harms their pushes."""
+"""Two node agents in their own processes, with a proxy between them that harms their pushes."""
 
 import signal
 from collections.abc import Iterator, Mapping

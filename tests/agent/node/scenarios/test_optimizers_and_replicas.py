@@ -70,7 +70,7 @@ def shown() -> Shown:
     return Shown()
 
 
-def test_another_optimizer_has_series_of_its_own_beside_those_of_the_first(shown: Shown):
+def test_another_optimizer_has_its_own_series_next_to_those_of_the_first(shown: Shown):
     critic = {"sum_squares": 9.0, "abs_max": 2.0, "zero_elements": 2.0}
     series = shown.fold(gan_step(1, {"sum_squares": 4.0, "abs_max": 1.5}, critic))
 

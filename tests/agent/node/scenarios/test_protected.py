@@ -79,7 +79,7 @@ def healths(
 
 
 @pytest.mark.e2e
-def test_prometheus_scrapes_over_tls_with_client_certificate_and_password_and_not_without(
+def test_prometheus_scrapes_over_tls_only_with_client_certificate_and_password(
     server: Callable[[str], Path],
     start: StartAgent,
     start_rank: StartRank,
@@ -278,10 +278,10 @@ def test_a_guard_that_cannot_be_used_closes_the_port(
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as agent:
         assert agent.stderr is not None
         lines = iter(agent.stderr.readline, "")
-        told = next(line for line in lines if "no metrics are served" in line)
+        warning = next(line for line in lines if "no metrics are served" in line)
         status = wait_for_status(run_dir, pid=agent.pid)
         agent.kill()
-    assert "tls_certificate, tls_key" in told
+    assert "tls_certificate, tls_key" in warning
     assert status.port == 0
 
 

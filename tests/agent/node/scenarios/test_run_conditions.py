@@ -1,4 +1,4 @@
-"""Conditions of a run that is read from real rings: told, exported, and kept across node agents."""
+"""Conditions of a run read from real rings: reported, exported, and kept across node agents."""
 
 import time
 from pathlib import Path

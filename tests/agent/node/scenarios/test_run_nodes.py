@@ -121,7 +121,7 @@ def test_restarts_of_both_agents_count_nothing_twice_and_lose_nothing(nodes: Nod
     assert shown(nodes.other.run)["rank_loss_nonfinite_steps_total{3}"] == 5
 
 
-def test_the_root_alone_restarts_and_is_told_again_what_it_had_not_committed(nodes: Nodes):
+def test_the_root_alone_restarts_and_is_sent_again_what_it_had_not_committed(nodes: Nodes):
     for node in (nodes.root, nodes.other):
         node.steps(3)
     nodes.push()

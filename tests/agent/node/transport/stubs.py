@@ -107,7 +107,7 @@ class StubRun:
         return make_receipt(report, accepted=self.takes)
 
     def note(self, **changes: Any) -> None:
-        """Write what the job's store told."""
+        """Write what the job's store returned."""
         facts: dict[str, Any] = {
             "asked_by_unix_ns": CREATED_UNIX_NS,
             "created_unix_ns": 77,

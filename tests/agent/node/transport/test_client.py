@@ -1,7 +1,7 @@
 from mp_agent.node.transport.client import LONGEST_AT_END_SECONDS, LONGEST_SECONDS, Backoff
 
 
-def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_success():
+def test_pauses_double_up_to_a_limit_and_start_over_after_a_success():
     backoff = Backoff(chance=lambda: 0.0)
     pauses = [backoff.next_pause_seconds() for _ in range(3000)]
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]

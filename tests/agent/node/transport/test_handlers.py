@@ -73,7 +73,7 @@ def test_a_report_is_taken_in_and_the_receipt_goes_back(run):
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "secret2", "secre", "SECRET"])
-def test_without_the_token_nothing_is_taken_in_or_told(run, token):
+def test_without_the_token_nothing_is_accepted_or_disclosed(run, token):
     known = push(run, token)
     unknown = push(run, token, run="other")
     assert (known.status, known.reason) == (401, unknown.reason)
@@ -101,7 +101,7 @@ def test_a_token_opens_its_own_run_alone(tmp_path, run):
     assert asyncio.run(meet()) == [200, 401, 401]
 
 
-def test_with_no_token_at_all_nobody_is_let_in(tmp_path):
+def test_with_no_token_at_all_every_request_is_refused(tmp_path):
     run = StubRun(tmp_path / "bare", root=True)
     assert push(run, "").status == 401
     assert push(run, "anything").status == 401
@@ -151,7 +151,7 @@ def test_what_is_too_large_is_refused_before_it_is_read(run, monkeypatch):
             for _ in range(3):
                 yield b"x" * 500
 
-        # Without a length: only reading tells.
+        # Without a length: only reading shows it.
         headers = {"Authorization": "Bearer secret"}
         url = f"{url}{ROWS_PATH}"
         async with (
@@ -168,7 +168,7 @@ def test_a_bomb_is_refused(run, monkeypatch):
     assert push(run, body=zlib.compress(b"\0" * 10_000_000)).status == 413
 
 
-def test_a_node_that_sends_too_often_is_told_to_wait(run):
+def test_a_node_that_sends_too_often_is_asked_to_wait(run):
     async def act(client: PushClient, url: str) -> Reply:
         for _ in range(100):
             reply = await client.send_rows(url, "secret", QUERY, BODY)
@@ -176,7 +176,7 @@ def test_a_node_that_sends_too_often_is_told_to_wait(run):
                 other = await client.send_rows(url, "secret", {**QUERY, "node": "2"}, BODY)
                 assert other.ok
                 return reply
-        raise AssertionError("nobody is told to wait")
+        raise AssertionError("no node is asked to wait")
 
     reply, _ = visit(run, act)
     assert (reply.status, reply.retry_after_seconds) == (429, 1.0)
@@ -219,7 +219,7 @@ class TestRetirement:
         assert reply.status == 409
         assert link.collects
 
-    def test_nobody_else_can_do_it(self, run):
+    def test_no_one_else_can_do_it(self, run):
         reply, link = self.retire(run, token="wrong")
         assert reply.status == 401
         assert link.collects

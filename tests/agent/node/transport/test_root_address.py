@@ -18,7 +18,7 @@ def settings(**changes) -> Settings:
     return Settings(**changes)
 
 
-def test_what_the_store_told_names_url_attempt_and_token():
+def test_what_the_store_gave_names_url_attempt_and_token():
     found = locate(settings(token="set"), NOTE, MASTER, waited=False)
     assert found == RootAddress(url=NOTE.url, token="from-store", created_unix_ns=77)
 
@@ -37,7 +37,7 @@ def test_without_the_store_the_master_has_to_do_but_only_once_it_was_waited_for(
     assert locate(settings(token="set"), None, {}, waited=True) is None
 
 
-def test_where_the_store_was_asked_in_vain_the_token_is_that_of_the_settings():
+def test_where_the_store_did_not_answer_the_token_is_that_of_the_settings():
     assert locate(settings(token="set"), PROBLEM, {}, waited=False) == RootAddress(
         url=PROBLEM.url, token="set"
     )

@@ -40,7 +40,7 @@ async def until(link: RootLink, holds: Callable[[], object], what: str) -> None:
     """Tick a link until something holds."""
     deadline = time.monotonic() + 60
     while not holds():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"no success within the time for {what}"
         link.tick(time.monotonic(), NOWHERE)
         await asyncio.sleep(0.01)
 
@@ -172,7 +172,7 @@ def test_a_note_of_another_attempt_is_no_address(root, node):
     play(act)
 
 
-def test_when_the_run_goes_on_under_another_root_the_one_that_was_left_is_told(
+def test_when_the_run_goes_on_under_another_root_the_one_that_was_left_is_notified(
     tmp_path, root, node
 ):
     second = StubRun(tmp_path / "second", root=True)
@@ -198,7 +198,7 @@ def test_when_the_run_goes_on_under_another_root_the_one_that_was_left_is_told(
 
 
 def test_a_root_that_comes_back_on_another_port_is_followed(root, node):
-    """No node can ask where it is; it tells those that the agent before it knew."""
+    """No node can ask where it is; it notifies those that the agent before it knew."""
 
     async def act(client: PushClient) -> None:
         link = RootLink(node, SETTINGS, client, {})
@@ -286,7 +286,7 @@ def test_notes_and_their_files_keep_the_token_to_their_owner(node):
         ("::", "fd00::7", "http://[fd00::7]:9464"),
     ],
 )
-def test_others_are_told_the_address_that_was_set_or_is_known(node, bind, advertise, url):
+def test_others_are_given_the_address_that_was_set_or_is_known(node, bind, advertise, url):
     async def act(client: PushClient) -> None:
         node.note(url="http://10.0.0.1:9464", address="10.0.0.7", token="")
         link = RootLink(node, Settings(advertise=advertise), client, {})

@@ -66,7 +66,7 @@ def test_where_nothing_passes_nothing_is_returned():
     assert not found.passes and found.kept == () and not found.minimal
 
 
-def test_when_trials_run_out_the_smallest_set_that_passed_is_returned_and_not_called_minimal():
+def test_when_trials_run_out_the_smallest_set_that_passed_is_not_called_minimal():
     passes = needing("layer3", "layer11", "layer17")
     found = find_kept(NAMES, passes, 8, ALL)
     assert found.trials == 8 and found.passes and not found.minimal

@@ -48,7 +48,7 @@ def test_brings_scalars_of_both_places_and_all_totals(delivery, writer, clock):
 
 
 @pytest.mark.parametrize("loss", [nan, inf])
-def test_tells_a_loss_that_turns_out_not_finite(delivery, writer, clock, loss):
+def test_reports_a_loss_that_turns_out_not_finite(delivery, writer, clock, loss):
     delivery.offer(step(5, loss=torch.tensor(loss)), complete=True)
     clock.now = 1
     delivery.collect()
@@ -161,7 +161,7 @@ def test_lets_go_of_layers_older_than_the_history(delivery, writer, clock):
     assert read_ring(writer.path).layers == []
 
 
-def test_drain_publishes_what_is_open_and_waits_no_longer_than_told(delivery, writer, clock):
+def test_drain_publishes_what_is_open_and_waits_no_longer_than_asked(delivery, writer, clock):
     delivery.offer(step(5), complete=True)
     delivery.offer(step(6), complete=False)
     begun = time.monotonic()

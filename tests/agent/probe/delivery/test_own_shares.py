@@ -1,4 +1,4 @@
-"""Rows of families with shares of their own reach the ring beside those of parameters."""
+"""Rows of families with their own shares reach the ring next to those of parameters."""
 
 from collections.abc import Callable
 from dataclasses import replace

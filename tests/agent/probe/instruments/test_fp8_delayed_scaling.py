@@ -99,7 +99,7 @@ def test_a_backward_pass_is_judged_by_the_scale_from_before_it(updated):
     assert row["range_used_min"] == 1.0 / E5M2_MAX
 
 
-def test_a_history_of_one_row_does_not_tell_the_amax_of_gradients():
+def test_a_history_of_one_row_does_not_give_the_amax_of_gradients():
     made = ScaledLinear(length=1)
     kept = backward_scale(made)
     assert kept is not None and backward_row(made, kept) is None

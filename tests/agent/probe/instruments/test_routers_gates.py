@@ -87,7 +87,7 @@ def test_more_experts_than_there_are_cannot_be_chosen():
 
 
 @pytest.mark.parametrize("count", ["num_experts", "n_routed_experts", "num_local_experts"])
-def test_a_class_named_router_is_one_that_tells_how_many_it_chooses_of_how_many(count):
+def test_a_class_named_router_is_one_that_says_how_many_it_chooses_of_how_many(count):
     assert read_of_class(TokenRouter(top_k=2, **{count: 4})) is not None
 
 

@@ -25,7 +25,7 @@ def test_a_plain_run_is_in_fp32(watch):
     }
 
 
-def test_autocast_and_mixed_parameters_are_told_by_size(watch):
+def test_autocast_and_mixed_parameters_are_distinguished_by_size(watch):
     watched = watch()
     model = nn.Sequential(nn.Linear(8, 8).bfloat16(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -45,7 +45,7 @@ def test_formats_without_a_short_name_keep_torchs(dtype, name):
     assert format_name(dtype) == name
 
 
-def test_tf32_is_told_where_it_is_allowed(watch):
+def test_tf32_is_reported_where_it_is_allowed(watch):
     watched, model = watch(), nn.Linear(2, 2)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")

@@ -40,7 +40,7 @@ def test_kernels_that_are_switched_off_are_neither_compiled_nor_reported(
 
 
 @pytest.mark.parametrize("distribution", [True, False])
-def test_kernels_of_the_distribution_are_compiled_along_with_the_others_where_it_is_measured(
+def test_kernels_of_a_measured_distribution_are_compiled_along_with_the_others(
     monkeypatch: pytest.MonkeyPatch, distribution: bool
 ) -> None:
     compiled: list[Kernels] = []

@@ -1,4 +1,4 @@
-"""Shares: who holds what, told alike by all ranks. Wrapped ones are tested in real jobs too."""
+"""Shares: who holds what, the same on all ranks. Wrapped ones are tested in real jobs too."""
 
 import sys
 from pathlib import Path
@@ -57,7 +57,7 @@ class TestGrid:
             home="4-7",
         )
 
-    def test_is_told_alike_by_all_its_ranks(self):
+    def test_is_the_same_on_all_its_ranks(self):
         grid = Grid(6).crossed_by(PlacementAxis(Spread.SPLIT, (6, 7), "tp", "1"))
         grid = grid.crossed_by(PlacementAxis(Spread.COPIED, (4, 6), "ddp"))
         other = Grid(5).crossed_by(self.split).crossed_by(self.copied)
@@ -203,13 +203,13 @@ class TestOfFourRanks:
     def test_partial_placements_have_no_share(self, found):
         assert {(each.share, each.unsupported) for each in found("partial")} == {(None, PARTIAL)}
 
-    def test_replicas_of_a_subgroup_are_told_from_those_of_another(self, shares):
+    def test_replicas_of_a_subgroup_are_told_apart_from_those_of_another(self, shares):
         pair = shares("pair")
         assert pair[0].group == pair[1].group != pair[2].group == pair[3].group
         assert [share.replica_index for share in pair] == [0, 1, 0, 1]
         assert [share.home for share in pair] == ["0-1", "0-1", "2-3", "2-3"]
 
-    def test_a_norm_beside_tensor_parallel_layers_is_a_copy(self, shares):
+    def test_a_norm_next_to_tensor_parallel_layers_is_a_copy(self, shares):
         split, norm = shares("split"), shares("norm")
         assert [share.shard_index for share in split] == [0, 1, 0, 1]
         assert [share.replica_index for share in norm] == [0, 1, 0, 1]

@@ -1,4 +1,4 @@
-"""Conditions that reach a process: what is told, when, and what a callback may do."""
+"""Conditions that reach a process: what is reported, when, and what a callback may do."""
 
 import logging
 import os
@@ -28,19 +28,19 @@ def looks_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def told() -> list[ConditionEvent]:
+def received() -> list[ConditionEvent]:
     return []
 
 
 @pytest.fixture
-def start(tmp_path: Path, told: list[ConditionEvent]) -> Callable[..., ConditionCallbacks]:
+def start(tmp_path: Path, received: list[ConditionEvent]) -> Callable[..., ConditionCallbacks]:
     def start_(
         *callbacks: Callable[[ConditionEvent], object], logs: bool = False
     ) -> ConditionCallbacks:
         failures: list[None] = []
         watch = ConditionCallbacks(
             tmp_path,
-            callbacks or (told.append,),
+            callbacks or (received.append,),
             logs=logs,
             on_failure=lambda: failures.append(None),
         )
@@ -78,7 +78,7 @@ class TestLooking:
         write_conditions(tmp_path, news.with_event(make_event(name="MpAgentLossNonFinite")))
         assert [condition.name for condition in watch.poll()] == ["MpAgentLossNonFinite"]
 
-    def test_another_epoch_is_told_from_its_first_event_on(self, start, tmp_path):
+    def test_another_epoch_is_reported_from_its_first_event_on(self, start, tmp_path):
         write_conditions(tmp_path, news_of(make_event(), make_event()))
         watch = start()
         write_conditions(tmp_path, ConditionNews(epoch="b").with_event(make_event()))
@@ -110,17 +110,17 @@ class TestLooking:
         assert len(watch.poll()) == 1
 
 
-class TestTelling:
+class TestNotifying:
     def test_what_a_callback_raises_is_contained_logged_once_and_counted(
-        self, start, told, tmp_path, caplog
+        self, start, received, tmp_path, caplog
     ):
         def broken(condition: ConditionEvent) -> None:
             raise LookupError("no such checkpoint")
 
-        watch = start(broken, told.append)
+        watch = start(broken, received.append)
         write_conditions(tmp_path, news_of(make_event(), make_event()))
         watch.deliver(watch.poll())
-        assert len(told) == 2
+        assert len(received) == 2
         assert len(watch.failures) == 2
         (record,) = caplog.records
         assert "broken raised LookupError" in record.getMessage()
@@ -185,10 +185,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[]
 
 
 class TestInTraining:
-    def test_callbacks_from_before_and_after_init_hear_it_at_the_end_of_a_step(self, job, told):
+    def test_callbacks_from_before_and_after_init_hear_it_at_the_end_of_a_step(self, job, received):
         @mp_agent.on_condition
         def early(condition: mp_agent.ConditionEvent) -> None:
-            told.append(condition)
+            received.append(condition)
 
         training = job()
         heard_at: list[int] = []
@@ -196,12 +196,12 @@ class TestInTraining:
         mp_agent.on_condition(early)
         training.step()
         write_conditions(training.run_dir, news_of(make_event()))
-        assert not told
+        assert not received
         training.step()
-        assert [condition.name for condition in told] == ["MpAgentGradientExplosion"]
+        assert [condition.name for condition in received] == ["MpAgentGradientExplosion"]
         assert heard_at == [1]
         training.step()
-        assert len(told) == 1
+        assert len(received) == 1
 
     def test_a_callback_is_outside_of_the_probe(self, job):
         """Its own phases and steps are seen, and its time is not the probe's."""
@@ -247,8 +247,8 @@ class TestInTraining:
         assert "'print' cannot be called" in caplog.text
         job().step()
 
-    def test_a_file_that_is_not_ours_does_no_harm(self, job, told):
-        mp_agent.on_condition(told.append)
+    def test_a_file_that_is_not_ours_does_no_harm(self, job, received):
+        mp_agent.on_condition(received.append)
         training = job()
         training.step()
         os.mkfifo(conditions_path(training.run_dir))
@@ -260,4 +260,4 @@ class TestInTraining:
         assert reader.state.committed_sequence == 3
         assert reader.state.probe_errors == 0
         reader.close()
-        assert not told
+        assert not received

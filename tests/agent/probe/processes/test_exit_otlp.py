@@ -39,7 +39,7 @@ class Writer(RingWriter):
 
 @pytest.fixture
 def wait(tmp_path: Path):
-    """Wait beside a node agent that holds its lock; return the seconds that it took."""
+    """Wait for a node agent that holds its lock; return the seconds that it took."""
     run_dir = tmp_path / "run"
     run_dir.mkdir(mode=0o700)
     lock_fd = locations.hold_agent_lock(run_dir)
@@ -82,5 +82,5 @@ def test_who_scrapes_is_waited_for_beyond_the_bound_of_otlp(wait):
     assert wait(replace(PENDING, scrapes_total=3), 0.6, 0.1) >= 0.6
 
 
-def test_nobody_is_waited_for_when_nothing_is_pushed(wait):
+def test_no_agent_is_waited_for_when_nothing_is_pushed(wait):
     assert wait(replace(PENDING, otlp_pending=False), 20.0, 20.0) < 5.0

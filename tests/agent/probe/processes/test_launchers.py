@@ -21,7 +21,7 @@ class TestRanksThatSrunStarted:
         assert place(**SRUN) == (1, 2, 1)
 
     @pytest.mark.parametrize(
-        ("told", "local_world_size"),
+        ("variables", "local_world_size"),
         [
             ({"SLURM_STEP_TASKS_PER_NODE": "1,4,1"}, 4),
             ({"SLURM_STEP_TASKS_PER_NODE": "2(x3)"}, 2),
@@ -32,11 +32,11 @@ class TestRanksThatSrunStarted:
             ({"LOCAL_RANK": "1"}, 2),
         ],
     )
-    def test_are_as_many_on_a_node_as_slurm_says(self, told, local_world_size):
-        assert place(**{**SRUN, **told}) == (1, local_world_size, 1)
+    def test_are_as_many_on_a_node_as_slurm_says(self, variables, local_world_size):
+        assert place(**{**SRUN, **variables}) == (1, local_world_size, 1)
 
     @pytest.mark.parametrize(
-        "told",
+        "variables",
         [
             {"SLURM_PROCID": "0"},
             {"SLURM_NTASKS": "3"},
@@ -44,8 +44,8 @@ class TestRanksThatSrunStarted:
             {"SLURM_NNODES": "", "SLURM_TASKS_PER_NODE": "6(x99999999999)"},
         ],
     )
-    def test_are_on_one_node_where_slurm_speaks_of_something_else(self, told):
-        assert place(**{**SRUN, **told}) == (3, 6, 0)
+    def test_are_on_one_node_where_slurm_speaks_of_something_else(self, variables):
+        assert place(**{**SRUN, **variables}) == (3, 6, 0)
 
     def test_are_those_of_torchrun_where_srun_started_that(self):
         assert place(**{**SRUN, **TORCHRUN}) == (1, 4, 1)
@@ -61,7 +61,7 @@ class TestRanksThatSrunStarted:
         ({}, (5, 6, 0)),
     ],
 )
-def test_other_launchers_tell_of_nodes_too(environ, expected):
+def test_other_launchers_describe_nodes_too(environ, expected):
     assert place(RANK="5", WORLD_SIZE="6", **environ) == expected
 
 

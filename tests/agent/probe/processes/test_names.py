@@ -30,7 +30,7 @@ def test_torchruns_default_rendezvous_id_is_no_name():
 
 class TestRunsWithoutAName:
     def test_on_several_nodes_are_named_by_where_their_ranks_meet(self):
-        """`torchrun --nnodes 2 --node-rank 0 --master-addr head`: nobody gave an id."""
+        """`torchrun --nnodes 2 --node-rank 0 --master-addr head`: no id was given."""
 
         def run(port: str, **environ: str) -> str:
             meeting = {"MASTER_ADDR": "head", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "none"}
@@ -81,7 +81,7 @@ def test_ranks_of_one_launcher_share_a_name_and_two_single_jobs_do_not():
     assert _launcher(0, 1) != _launcher(0, 1)
 
 
-def test_ranks_that_an_elastic_launcher_starts_again_at_the_same_count_are_another_launch(tmp_path):
+def test_ranks_that_an_elastic_launcher_restarts_at_an_equal_count_are_a_new_launch(tmp_path):
     attempt = tmp_path / "llama_x" / "attempt_0"
     (attempt / "0").mkdir(parents=True)
     (attempt / "1").mkdir()

@@ -41,7 +41,7 @@ def _agent_pid(run_dir: Path) -> int | None:
 
 
 def _runs(pid: int) -> bool:
-    """Return whether a process runs; a zombie that nobody has reaped has no command line."""
+    """Return whether a process runs; a zombie that was not reaped has no command line."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
     except OSError:

@@ -37,7 +37,7 @@ class TestNumbering:
     @pytest.mark.parametrize(
         ("rank", "expected"), [(1, (0, 0, 2, 0)), (3, (1, 1, 2, 0)), (6, (2, 0, 1, 1))]
     )
-    def test_starts_anew_on_each_node(self, rank, expected):
+    def test_restarts_on_each_node(self, rank, expected):
         one = Members((1, 3, 6)).numbered(identity(rank, 4))
         assert (one.rank, one.local_rank, one.local_world_size, one.node_rank) == expected
 

@@ -77,7 +77,7 @@ def start_rank(tmp_path: Path) -> Iterator[Callable[..., FakeRank]]:
 
 
 @pytest.fixture
-def agent_beside(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
+def serving_agent(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
     """Return what makes it look as if a node agent served in a run directory."""
     with ExitStack() as stack:
 
@@ -122,9 +122,9 @@ def meet(rank: FakeRank, store: Any, connect: Any = None) -> RootNote | None:
     return read_root_note(run_dir_of(rank))
 
 
-def test_rank_0_hands_out_where_its_agent_is_and_a_fresh_token(start_rank, agent_beside):
+def test_rank_0_hands_out_where_its_agent_is_and_a_fresh_token(start_rank, serving_agent):
     store, rank = DictStore(), start_rank(0)
-    agent_beside(run_dir_of(rank))
+    serving_agent(run_dir_of(rank))
     note = meet(rank, store)
     assert note is not None
     assert note.url == "http://127.0.0.1:9999"
@@ -136,19 +136,19 @@ def test_rank_0_hands_out_where_its_agent_is_and_a_fresh_token(start_rank, agent
     assert again.token != note.token
 
 
-def test_a_token_that_was_set_is_not_given_to_the_store(start_rank, agent_beside, monkeypatch):
+def test_a_token_that_was_set_is_not_given_to_the_store(start_rank, serving_agent, monkeypatch):
     monkeypatch.setenv("MP_AGENT_TOKEN", "long-lived")
     store, rank = DictStore(), start_rank(0)
-    agent_beside(run_dir_of(rank))
+    serving_agent(run_dir_of(rank))
     note = meet(rank, store)
     assert note is not None
     assert note.token == ""
     assert "long-lived" not in str(store.values)
 
 
-def test_the_address_that_was_set_for_the_agent_is_handed_out(start_rank, agent_beside):
+def test_the_address_that_was_set_for_the_agent_is_handed_out(start_rank, serving_agent):
     store, rank = DictStore(), start_rank(0)
-    agent_beside(run_dir_of(rank))
+    serving_agent(run_dir_of(rank))
     status = locations.read_status(run_dir_of(rank))
     assert status is not None
     changed = AgentStatus(
@@ -260,17 +260,17 @@ def test_it_ends_when_the_rank_is_gone_and_writes_nothing_then(start_rank):
 
 
 @pytest.mark.slow
-def test_two_nodes_meet_at_torchs_own_store(start_rank, agent_beside, monkeypatch, tmp_path):
+def test_two_nodes_meet_at_torchs_own_store(start_rank, serving_agent, monkeypatch, tmp_path):
     from torch.distributed import TCPStore  # type: ignore[attr-defined] # not on all platforms
 
     first, second = start_rank(0, "first"), start_rank(2, "second")
-    agent_beside(run_dir_of(first))
+    serving_agent(run_dir_of(first))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     monkeypatch.setenv("MASTER_PORT", str(port))
     settings = Settings(dir=tmp_path)
     starters = [start_rendezvous(rank.path, settings) for rank in (second, first)]
-    assert [starter.wait(30) for starter in starters] == [0, 0], "nobody waits for them"
+    assert [starter.wait(30) for starter in starters] == [0, 0], "no search waits for them"
     assert read_root_note(run_dir_of(second)) is None
     store = TCPStore("127.0.0.1", port, is_master=True, timeout=timedelta(seconds=5))
     notes = [
@@ -305,7 +305,7 @@ def rendezvous_processes(directory: Path) -> list[str]:
         ({"created_unix_ns": 77, "url": URL}, 1),
     ],
 )
-def test_a_search_in_vain_is_made_once_more_when_steps_are_made(
+def test_a_search_without_an_answer_is_repeated_once_when_steps_are_made(
     tmp_path, monkeypatch, note, searches
 ):
     """`srun python train.py` that loads data for longer than a search before it makes its group."""
@@ -339,7 +339,7 @@ def test_a_search_in_vain_is_made_once_more_when_steps_are_made(
         ),
     ],
 )
-def test_a_run_of_one_node_asks_nobody(identity, settings, meets):
+def test_a_run_of_one_node_asks_no_store(identity, settings, meets):
     assert searches_root(make_identity(**identity), Settings(**settings)) is meets
 
 

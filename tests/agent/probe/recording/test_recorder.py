@@ -55,7 +55,7 @@ class TestLayers:
 
 
 class TestFlush:
-    def test_tells_nothing_of_micro_batches_left_over(self, watch):
+    def test_reports_nothing_of_micro_batches_left_over(self, watch):
         watched, model = watch(), make_model()
         optimizer = torch.optim.SGD(model.parameters())
         make_loss(model).backward()
@@ -64,7 +64,7 @@ class TestFlush:
         watched.probe.flush()
         assert watched.read().open_record is None
 
-    def test_tells_of_a_loss_that_is_not_finite_and_never_reached_the_optimizer(self, watch):
+    def test_reports_a_loss_that_is_not_finite_and_never_reached_the_optimizer(self, watch):
         watched, model = watch(), make_model()
         optimizer = torch.optim.SGD(model.parameters())
         make_loss(model).backward()

@@ -73,7 +73,7 @@ def logprobs_of(rank: int, step: int, part: int) -> tuple[torch.Tensor, torch.Te
 
 
 class Model(nn.Module):
-    """Four parts side by side, each with inputs of its own."""
+    """Four parts side by side, each with its own inputs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A script that calls `init()` in odd places, each in a process of its own; prints which failed."""
+"""A script that calls `init()` in odd places, each in a separate process; prints which failed."""
 
 import logging
 import os

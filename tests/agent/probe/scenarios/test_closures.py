@@ -97,7 +97,7 @@ class TestGradientsAndLoss:
         contents = watched.read()
         assert [row.gradients[0, 0] for row in contents.records] == pytest.approx(squares)
         assert contents.column("loss") == pytest.approx(losses)
-        assert watched.steps_told == 4
+        assert watched.steps_reported == 4
 
     def test_are_found_though_the_closure_is_never_called(self, watch):
         class Deaf(torch.optim.SGD):

@@ -66,7 +66,7 @@ class TestArrival:
         assert len(contents.records) == 3
         assert sums_of(contents) == pytest.approx(loop.sums)
 
-    def test_what_arrived_before_the_device_failed_is_published_and_nobody_is_blamed(
+    def test_what_arrived_before_the_device_failed_is_published_and_no_rank_is_blamed(
         self, watch, device, caplog
     ):
         watched, loop = watch(), Loop()

@@ -58,7 +58,7 @@ def train(
     last_factor: float = 1.0,
     publishes: bool = False,
 ) -> None:
-    """Train with a simulated device, which has run the copies of no step unless told to.
+    """Train with a simulated device, which has run the copies of no step unless asked to.
 
     last_factor: of the last loss. publishes: has what has arrived published before the end.
     """
@@ -115,7 +115,7 @@ def abort_after_an_error(device: SimulatedDevice) -> None:
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Callable[..., Left]:
-    """Train in a process of its own, which `end` kills after the last step."""
+    """Train in a separate process, which `end` kills after the last step."""
 
     def left_by(end: Callable[[SimulatedDevice], None], *arguments: Any, **options: Any) -> Left:
         path = tmp_path / "rank0.ring"

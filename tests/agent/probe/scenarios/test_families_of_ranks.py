@@ -73,7 +73,7 @@ class Family:
     expected: Callable[[], Rows]
     relative: float = 1e-5
     names: tuple[str, ...] | None = None
-    """All layers that have a row, in their order, where `expected` does not tell of each."""
+    """All layers that have a row, in their order, where `expected` does not name each."""
 
 
 def expected_outputs() -> Rows:

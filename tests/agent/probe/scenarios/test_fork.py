@@ -106,10 +106,10 @@ def test_the_steps_of_a_forked_child_are_not_followed(watch):
         try:
             optimizer.step()
         finally:
-            os._exit(watched.steps_told)
+            os._exit(watched.steps_reported)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     optimizer.step()
-    assert watched.steps_told == 2
+    assert watched.steps_reported == 2
 
 
 @pytest.mark.slow

@@ -199,7 +199,7 @@ def test_a_function_equals_what_stands_in_for_it(watch):
 @pytest.mark.parametrize("variant", [causal_upper_left, causal_lower_right])
 @pytest.mark.filterwarnings("ignore:Lower right causal bias:UserWarning")
 def test_a_causal_bias_hides_what_its_diagonal_hides(variant, shape, watch):
-    """It is a tensor of memory that nobody has written to."""
+    """It is a tensor of memory that was never written to."""
     length, keys = shape
 
     class Biased(Attention):

@@ -87,7 +87,7 @@ def test_elements_that_are_not_finite_are_counted_and_left_out(watch):
     assert row.items() >= expected("input", inputs).items()
 
 
-def test_with_checkpointing_the_gradients_of_outputs_are_seen_where_the_graph_has_them(watch):
+def test_with_checkpointing_gradients_of_outputs_are_seen_where_the_graph_has_them(watch):
     class Checkpointed(Model):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = checkpoint(super().forward, inputs, use_reentrant=False)

@@ -69,9 +69,7 @@ def test_every_replay_is_a_step_and_its_loss_the_one_observed_after_it(watch, de
     assert contents.state.probe_errors == 0
 
 
-def test_gradients_of_a_replayed_backward_are_measured_before_the_step_and_its_loss_is_named(
-    watch, device
-):
+def test_gradients_of_a_replayed_backward_are_measured_and_its_loss_is_named(watch, device):
     """torchtitan's default: forward and backward are replayed, clipping and the step are not."""
     watched, model, graph = watch(), make_model(), Graph()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -173,7 +171,7 @@ def test_of_a_graph_captured_before_the_observed_step_number_ends_a_step(watch, 
     del loop
     watched.probe.flush()
     contents = watched.read()
-    assert len(contents.records) == 3 + 9, "the number tells of the step before it"
+    assert len(contents.records) == 3 + 9, "the number describes the step before it"
 
 
 def test_a_number_that_is_observed_without_a_replay_ends_nothing(watch, device):

@@ -1,4 +1,4 @@
-"""Off the CPU nobody ever waits: on the meta device there is no value to wait for.
+"""Off the CPU the host never waits: on the meta device there is no value to wait for.
 
 Whatever would make the host wait for a GPU (`item()`, `float()`, `bool()`, `tolist()`, a copy to
 the host) raises there, and the probe counts what raises.

@@ -84,7 +84,7 @@ class TestEveryWayOfTraining:
             for layer, row in rows_by_name(layers).items():
                 np.testing.assert_allclose(row, expected[layer], rtol=RELATIVE_ERROR)
 
-    def test_each_rank_tells_its_own_loss(self, trained, name, variant):
+    def test_each_rank_reports_its_own_loss(self, trained, name, variant):
         directory, world_size = trained(name) / variant.name, JOBS[name][1]
         for rank, ring in read_rings(directory, world_size).items():
             losses = np.load(directory / f"reference{rank}.npz")["losses"]
@@ -105,7 +105,7 @@ class TestEveryWayOfTraining:
                 assert ring.column("skipped") == [0.0] * variant.steps
                 assert np.isnan(ring.column("loss_scale")).all()
 
-    def test_clipping_is_reported_beside_the_values_before_it(self, trained, name, variant):
+    def test_clipping_is_reported_along_with_the_values_before_it(self, trained, name, variant):
         directory, world_size = trained(name) / variant.name, JOBS[name][1]
         for step in merge_rings(read_rings(directory, world_size)):
             if not variant.clip_norm:
@@ -130,7 +130,7 @@ class TestEveryWayOfTraining:
         assert ring.state.probe_errors == 0
         assert ring.state.unsupported == ()
 
-    def test_time_before_the_first_collective_is_told_where_it_is_known(
+    def test_time_before_the_first_collective_is_reported_where_it_is_known(
         self, trained, name, variant
     ):
         strategy, world_size = JOBS[name]

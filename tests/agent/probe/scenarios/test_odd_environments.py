@@ -1,4 +1,4 @@
-"""Variables of schedulers with values that nobody would expect: a name is made all the same."""
+"""Variables of schedulers with unexpected values: a name is made all the same."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Several optimizers for one model: the run is all of them together, each stands beside it."""
+"""Several optimizers for one model: the run is all together, each is reported as well."""
 
 import gc
 from collections.abc import Iterator, Sequence
@@ -116,7 +116,7 @@ class TestNorm:
         # Clipped together, they come in the order of the model.
         norms.parts = norms.parts if clips != "all" else {}
         norms.assert_seen(steps)
-        assert watched.steps_told == STEPS
+        assert watched.steps_reported == STEPS
         assert [step.clip_coefficient is not None for step in steps] == [clips != "never"] * STEPS
 
     def test_of_clipping_is_the_model_s_where_all_are_clipped_together(self, watch):
@@ -167,7 +167,7 @@ class TestNorm:
             both.step()
         norms.parts = {}
         norms.assert_seen(merged(watched))
-        assert watched.steps_told == STEPS
+        assert watched.steps_reported == STEPS
 
     def test_goes_on_where_one_steps_every_third_iteration(self, watch):
         watched, model = watch(), make_model()
@@ -182,7 +182,7 @@ class TestNorm:
                 seldom.step()
                 seldom.zero_grad()
         norms.assert_seen(merged(watched))
-        assert watched.steps_told == 9
+        assert watched.steps_reported == 9
 
     def test_counts_all_iterations_where_the_named_one_steps_seldom(self, watch):
         model = make_model()
@@ -198,7 +198,7 @@ class TestNorm:
                 seldom.zero_grad()
             often.step()
         norms.assert_seen(merged(watched))
-        assert watched.steps_told == 9
+        assert watched.steps_reported == 9
 
     @pytest.mark.slow
     @pytest.mark.parametrize("made_when", ["before", "then"])
@@ -330,7 +330,7 @@ class TestNonfinite:
         assert blamed == {str(where): 1.0, str(1 - where): 0.0}
         assert not any(step.flag("loss_nonfinite") for step in steps)
 
-    def test_names_the_layer_nearest_the_output_whoever_steps_it(self, watch):
+    def test_names_the_layer_nearest_the_output_whichever_optimizer_steps_it(self, watch):
         watched, model = watch(), make_model()
         optimizers = split(model)
         backward(model, optimizers, 0)
@@ -392,7 +392,7 @@ class TestUnderOneScaler:
         assert [step.skipped for step in steps] == [False, False, True, False]
         assert steps[2].gradient_nonfinite_elements == len(poisoned)
         assert steps[3].grad_norm == pytest.approx(norms.run[3], rel=1e-6)
-        assert watched.steps_told == 4
+        assert watched.steps_reported == 4
 
 
 class _Gan(nn.Module):
@@ -433,7 +433,7 @@ class TestApart:
         steps = merged(watched)
         first = order[0]
         assert [step.grad_norm for step in steps] == pytest.approx(own[first], rel=1e-6)
-        assert watched.steps_told == len(steps) == len(own[first])
+        assert watched.steps_reported == len(steps) == len(own[first])
         assert all(step.gradients_complete for step in steps)
         if critic_steps == 1:
             second = [step.optimizers["1"].grad_norm for step in steps if step.optimizers]
@@ -493,7 +493,7 @@ class TestOneAfterTheOther:
         watched = watch()
         expected = list(self.train([make_model(i) for i in range(len(lengths))], lengths))
         steps = merged(watched)
-        assert watched.steps_told == len(steps) == sum(lengths)
+        assert watched.steps_reported == len(steps) == sum(lengths)
         assert [step.sequence for step in steps] == list(range(1, sum(lengths) + 1))
         assert [step.grad_norm for step in steps] == pytest.approx(
             [norm for norm, _ in expected], rel=1e-6
@@ -509,7 +509,7 @@ class TestOneAfterTheOther:
         watched, model = watch(), make_model()
         parts = [model, model[2], model[0], model]
         expected = list(self.train([model] * 4, [5] * 4, parts))
-        assert watched.steps_told == len(merged(watched)) == len(expected)
+        assert watched.steps_reported == len(merged(watched)) == len(expected)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("made", ["all before", "each then"])
@@ -522,7 +522,7 @@ class TestOneAfterTheOther:
             kept.append(optimizers)
             expected += train_clipped(model, optimizers)
         steps = merged(watched)
-        assert watched.steps_told == len(steps) == len(expected)
+        assert watched.steps_reported == len(steps) == len(expected)
         assert [step.grad_norm for step in steps] == pytest.approx(expected, rel=1e-6)
         coefficients = [step.clip_coefficient for step in steps]
         assert all(each is not None and each < 1.0 for each in coefficients)
@@ -531,7 +531,7 @@ class TestOneAfterTheOther:
     @pytest.mark.slow
     @pytest.mark.parametrize("looks", [0, 1, 2, 4])
     @pytest.mark.parametrize("made", ["all before", "each then"])
-    def test_first_steps_are_measured_before_clipping_when_few_looks_at_all_objects_are_left(
+    def test_first_steps_are_measured_before_clipping_when_few_scans_of_objects_are_left(
         self, watch, monkeypatch, made, looks
     ):
         monkeypatch.setattr(live_objects, "WALKS_FREE", looks)
@@ -546,16 +546,14 @@ class TestOneAfterTheOther:
             gc.collect()
             expected += train_clipped(model, optimizers)
         steps = merged(watched)
-        assert watched.steps_told == len(steps) == len(expected)
+        assert watched.steps_reported == len(steps) == len(expected)
         assert [step.grad_norm for step in steps] == pytest.approx(expected, rel=1e-6)
         assert [step.gradients_complete for step in steps] == [True] * len(expected)
         names = {layer.name for layer in watched.read().schema.layers}
         assert names == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
     @pytest.mark.slow
-    def test_the_first_step_of_the_next_model_is_measured_before_clipping_among_many_optimizers(
-        self, watch
-    ):
+    def test_the_next_models_first_step_is_measured_unclipped_among_many_optimizers(self, watch):
         others = [torch.optim.SGD([torch.ones(1, requires_grad=True)]) for _ in range(100)]
         gc.collect()
         models = [make_model(seed) for seed in range(2)]
@@ -568,9 +566,7 @@ class TestOneAfterTheOther:
         del others
 
     @pytest.mark.slow
-    def test_the_first_step_is_measured_before_clipping_after_a_clipping_without_optimizer(
-        self, watch
-    ):
+    def test_the_first_step_is_measured_before_clipping_after_one_without_optimizer(self, watch):
         watched, model = watch(), make_model()
         make_loss(model, 0).backward()
         clip_grad_norm_(model.parameters(), 1.0)
@@ -591,6 +587,6 @@ class TestOneAfterTheOther:
             make_loss(second, seed).backward()
             optimizers[1].step()
         watched.probe.flush()
-        assert 90 <= watched.steps_told <= 110
+        assert 90 <= watched.steps_reported <= 110
         norm = merged(watched)[-1].grad_norm
         assert norm is not None and not isnan(norm)

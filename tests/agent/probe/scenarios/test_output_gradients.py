@@ -138,11 +138,11 @@ def found_by_full_hooks_without_in_place(model: nn.Sequential) -> str:
 
 
 @pytest.mark.parametrize("module", [nn.ReLU(inplace=True), nn.Identity(), nn.Dropout(0.0)])
-def test_a_module_behind_one_that_returns_its_input_is_told_from_it(watch, module):
+def test_a_module_behind_one_that_returns_its_input_is_distinguished_from_it(watch, module):
     assert found_by_the_probe(watch, nn.Sequential(Layer(), module, Layer(nan))) == ("2", "within")
 
 
-def test_a_module_in_front_of_one_that_changes_its_input_is_told_from_it(watch):
+def test_a_module_in_front_of_one_that_changes_its_input_is_distinguished(watch):
     model = nn.Sequential(Layer(), Layer(nan), nn.ReLU(inplace=True))
     assert found_by_the_probe(watch, model) == ("1", "within")
 

@@ -213,7 +213,7 @@ class TestDistributedCheckpoint:
             models, optimizers = get_state_dict(model, optimizer)
         set_state_dict(model, optimizer, model_state_dict=models, optim_state_dict=optimizers)
         contents = watched.read()
-        assert watched.steps_told == 3
+        assert watched.steps_reported == 3
         seen = [
             record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records
         ]

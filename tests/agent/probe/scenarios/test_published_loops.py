@@ -1,4 +1,4 @@
-"""Loops as they stand in public training scripts, each against what the script itself computes."""
+"""Loops as they are in public training scripts, each against what the script itself computes."""
 
 import pytest
 import torch
@@ -326,7 +326,7 @@ class TestActorAndCritic:
     """Models that are trained in turns: the run is what the first of their optimizers trains."""
 
     def test_an_actor_that_steps_twice_after_two_critic_steps_is_no_successor(self, watch):
-        """CleanRL's SAC: delayed policy updates, with a temperature of their own."""
+        """CleanRL's SAC: delayed policy updates, with their own temperature."""
         watched, critic, actor = watch(), make_model(0), torch.nn.Linear(4, 4)
         temperature = torch.zeros(1, requires_grad=True)
         critic_optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
@@ -368,7 +368,7 @@ class TestActorAndCritic:
         assert seen[-steps * (turns - 1) :] == pytest.approx(squares[steps:], rel=1e-6)
 
 
-def test_a_loop_that_updates_weights_by_hand_is_told_that_nothing_is_measured(watch):
+def test_a_loop_that_updates_weights_by_hand_is_warned_that_nothing_is_measured(watch):
     """PyTorch's own word_language_model and regression examples."""
     watched, model = watch(), make_model()
     for step in range(80):

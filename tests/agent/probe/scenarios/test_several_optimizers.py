@@ -68,9 +68,9 @@ class TestOneAfterTheOther:
                 optimizer.step()
         seen = Seen(watched)
         assert seen.of("") == pytest.approx(expected[""], rel=1e-6)
-        assert isnan(seen.of("1")[0]), "nobody knew yet that there would be another one"
+        assert isnan(seen.of("1")[0]), "that there would be another one was not known yet"
         assert seen.of("1")[1:] == pytest.approx(expected["1"][1:], rel=1e-6)
-        assert watched.steps_told == 4
+        assert watched.steps_reported == 4
         assert seen.contents.state.unsupported == ()
 
     def test_the_loss_is_that_of_the_first(self, watch):
@@ -136,17 +136,15 @@ class TestOneAfterTheOther:
                     make_loss(model, number).backward()
                     optimizer.step()
         seen = Seen(watched)
-        assert watched.steps_told == 4
+        assert watched.steps_reported == 4
         assert {share.optimizer for share in seen.contents.schema.shares} == {""}
 
-    def test_the_last_step_is_recorded_although_all_are_gone_before_the_one_that_it_awaits(
-        self, watch
-    ):
+    def test_the_last_step_is_recorded_although_all_end_before_the_one_that_it_awaits(self, watch):
         watched = watch()
         expected = train_two_that_are_gone_then(last=make_loss)
         watched.probe.flush()
         assert Seen(watched).of("") == pytest.approx(expected, rel=1e-6)
-        assert watched.steps_told == len(expected)
+        assert watched.steps_reported == len(expected)
 
     def test_the_last_step_on_a_device_is_recorded_although_all_are_gone(self, watch, device):
         watched = watch()
@@ -208,7 +206,7 @@ class TestOneAfterTheOther:
         assert contents.open_record.values[1] == 1.0
 
     @pytest.mark.slow
-    def test_a_ninth_one_is_told_to_be_left_out(self, watch):
+    def test_a_ninth_one_is_reported_as_left_out(self, watch):
         watched = watch()
         models = [make_model(seed) for seed in range(9)]
         optimizers = [torch.optim.SGD(model.parameters()) for model in models]
@@ -370,10 +368,10 @@ class TestWithinBackward:
         assert contents.column("loss") == pytest.approx(losses)
         assert contents.column("learning_rate") == [1e-3] * 3
         assert all(isnan(value) for value in contents.gradients(2).values())
-        assert watched.steps_told == 3
+        assert watched.steps_reported == 3
         assert contents.state.probe_errors == 0
 
-    def test_is_told_to_be_unsupported_and_warned_of_once(self, watch, caplog):
+    def test_is_reported_as_unsupported_and_warned_of_once(self, watch, caplog):
         watched, model = watch(), make_model()
         with caplog.at_level("WARNING", "mp_agent"):
             self.train(model, 3)

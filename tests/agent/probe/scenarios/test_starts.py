@@ -47,6 +47,6 @@ def test_ranks_that_one_launcher_starts_twice_are_recorded_twice(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_program_that_executes_itself_anew_is_recorded_again(tmp_path: Path) -> None:
+def test_a_program_that_executes_itself_again_is_recorded_again(tmp_path: Path) -> None:
     _train(tmp_path, "again")
     assert _steps_recorded(tmp_path) == [_STEPS, _STEPS]

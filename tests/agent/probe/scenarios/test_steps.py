@@ -29,19 +29,19 @@ class TestStep:
         for _ in range(3):
             make_loss(model).backward()
             optimizer.step()
-            if watched.steps_told == 1:
+            if watched.steps_reported == 1:
                 watched.probe.observe(step=1000)
         records = watched.read().records
         assert [record.sequence for record in records] == [1, 2, 3]
         assert [record.step for record in records] == [1, 1000, 1001]
 
-    def test_tells_on_step_after_each(self, watch):
+    def test_calls_on_step_after_each(self, watch):
         watched, model = watch(), make_model()
         optimizer = torch.optim.SGD(model.parameters())
         for _ in range(4):
             make_loss(model).backward()
             optimizer.step()
-        assert watched.steps_told == 4
+        assert watched.steps_reported == 4
 
     def test_takes_learning_rate_and_tokens(self, watch):
         watched, model = watch(), make_model()
@@ -101,7 +101,7 @@ class TestStep:
         optimizer = torch.optim.SGD(model.parameters())
         make_loss(model).backward()
         optimizer.step()
-        assert watched.steps_told == 2
+        assert watched.steps_reported == 2
         assert watched.read().state.committed_sequence == 2
 
     def test_of_a_grown_optimizer_is_measured_whole(self, watch):

@@ -48,7 +48,7 @@ class TestAnotherModelIsTrainedInAHook:
             scaler.step(optimizer)
             scaler.update()
         contents = contents_of(watched)
-        assert watched.steps_told == len(contents.records) == STEPS
+        assert watched.steps_reported == len(contents.records) == STEPS
         assert [
             record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records
         ] == pytest.approx(squares)
@@ -88,7 +88,7 @@ class TestItsOwnModelIsDifferentiatedInAHook:
             squares.append(sum_squares(model))
             optimizer.step()
         contents = contents_of(watched)
-        assert watched.steps_told == len(contents.records) == STEPS
+        assert watched.steps_reported == len(contents.records) == STEPS
         assert [
             record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records
         ] == pytest.approx(squares)
@@ -121,7 +121,7 @@ def test_a_second_pass_within_the_step_makes_no_step_of_its_own(watch):
         squares.append(sum_squares(model))
         optimizer.step(compute_loss=lambda: make_loss(model, 70))
     contents = contents_of(watched)
-    assert watched.steps_told == len(contents.records) == STEPS
+    assert watched.steps_reported == len(contents.records) == STEPS
     assert [
         record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records
     ] == pytest.approx(squares)
@@ -151,7 +151,7 @@ def test_a_step_that_raised_after_a_step_within_it_is_followed_by_others(watch):
         except ZeroDivisionError:
             assert len(norms) == 2
     contents = contents_of(watched)
-    assert watched.steps_told == len(contents.records) == STEPS
+    assert watched.steps_reported == len(contents.records) == STEPS
     seen = [
         sqrt(record.gradients[0, GRADIENT_POSITIONS["sum_squares"]]) for record in contents.records
     ]

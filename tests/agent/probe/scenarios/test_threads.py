@@ -96,7 +96,7 @@ def test_the_first_ones_steps_are_all_counted_with_their_own_loss_and_norm(watch
         thread.join()
     watched.probe.flush()
     contents = read_ring(watched.writer.path, one_schema=False)
-    assert watched.steps_told == len(contents.records) == _STEPS
+    assert watched.steps_reported == len(contents.records) == _STEPS
     assert contents.state.probe_errors == 0
     seen = [record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records]
     first = min(threads, key=lambda thread: abs(thread.squares[1] - seen[1]))

@@ -149,7 +149,7 @@ def test_detaching_puts_torch_back_as_it_was(watch):
     assert not registry._global_optimizer_post_hooks
 
 
-def test_detaching_leaves_what_somebody_hooked_on_top(watch):
+def test_detaching_leaves_what_others_hooked_on_top(watch):
     original = torch.autograd.backward
     watched = watch()
     watched.probe.connect()
@@ -179,7 +179,7 @@ def test_two_probes_at_once_both_see_everything(watch):
     assert first.read().column("loss")[:5] == second.read().column("loss")
 
 
-def test_a_scaler_from_before_attaching_whose_class_overrides_everything_is_seen_once(watch):
+def test_an_earlier_scaler_whose_class_overrides_everything_is_seen_once(watch):
     class Scaler(torch.amp.GradScaler):
         def scale(self, outputs):
             return super().scale(outputs * 2.0)

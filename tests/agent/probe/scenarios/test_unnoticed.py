@@ -27,7 +27,7 @@ _NOTHING = ["json.tool", "--help"]
 
 class TestStartingAProcess:
     def test_leaves_no_child_behind(self):
-        """In a process of its own: a test runner may have children."""
+        """In a separate process: a test runner may have children."""
         program = (
             "import os\n"
             "from mp_agent.probe.processes.node_agent import start_detached\n"
@@ -155,7 +155,7 @@ class TestSignals:
             signal.signal(signal.SIGTERM, before)
         assert not log.asked_to_end
 
-    def test_descriptor_is_lent_to_whoever_asks_for_it(self, log):
+    def test_descriptor_is_lent_to_any_caller_that_asks_for_it(self, log):
         reading, writing = os.pipe2(os.O_NONBLOCK)
         assert signal.set_wakeup_fd(writing) == -1
         before = signal.signal(signal.SIGTERM, lambda *_: None)
@@ -172,7 +172,7 @@ class TestSignals:
             os.close(reading)
             os.close(writing)
 
-    def test_are_left_to_whoever_had_the_descriptor_first(self):
+    def test_are_left_to_the_first_user_of_the_descriptor(self):
         reading, writing = os.pipe2(os.O_NONBLOCK)
         real = signal.set_wakeup_fd
         real(writing)
@@ -225,7 +225,7 @@ sys.exit(0)
 
 
 @pytest.mark.slow
-def test_a_program_that_was_told_to_stop_and_saves_waits_for_no_scrape(tmp_path):
+def test_a_program_that_saves_after_a_signal_to_stop_waits_for_no_scrape(tmp_path):
     """The handler only sets a flag; without the signal it would wait for an hour."""
     command = [sys.executable, "-c", _STOPPED, str(tmp_path)]
     run_dir = locations.run_directory(tmp_path, "stopped")

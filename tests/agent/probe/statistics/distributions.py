@@ -49,7 +49,7 @@ def assert_distribution(
             np.testing.assert_allclose(found, expected[name], 0.0, tolerance, err_msg=name)
 
 
-def beside_every_edge(
+def around_every_edge(
     dtype: torch.dtype, inverse_scale: float, loss_scale: float | None
 ) -> torch.Tensor:
     """Return what is about where a count begins or ends, and its neighbours in the format."""
@@ -61,4 +61,4 @@ def beside_every_edge(
     info = torch.finfo(dtype)
     bounded = torch.tensor(edges, dtype=torch.float64).clamp(-info.max, info.max).to(dtype)
     bits = bounded.view(_INTEGERS[dtype.itemsize])
-    return torch.cat([(bits + beside).view(dtype) for beside in range(-2, 3)])
+    return torch.cat([(bits + offset).view(dtype) for offset in range(-2, 3)])

@@ -11,7 +11,7 @@ from mp_agent.probe.statistics.host import CpuStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.records.columns import DISTRIBUTION, EXPONENTS, exponent_column
 from tests.agent.distribution_reference import distribution_reference
-from tests.agent.probe.statistics.distributions import assert_distribution, beside_every_edge
+from tests.agent.probe.statistics.distributions import around_every_edge, assert_distribution
 from tests.agent.probe.statistics.gradients import DTYPES, LAYOUTS, VALUES
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def test_edges_equal_the_reference(loss_scale):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_gradients_that_are_still_scaled_are_told_unscaled(dtype):
+def test_gradients_that_are_still_scaled_are_reported_unscaled(dtype):
     torch.manual_seed(1)
     scaled = (torch.randn(1000) * torch.logspace(-6, 3, 1000)).to(dtype)
     unscaled = (scaled.double() / 2.0**10).tolist()
@@ -111,8 +111,8 @@ def test_what_is_not_finite_once_unscaled_counts_as_such(statistics, inverse_sca
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scales", [(1.0, None), (1 / 3, 1000.0), (2.0**-16, 2.0**16)])
-def test_the_numbers_beside_every_edge_are_on_the_right_side(statistics, dtype, scales):
-    gradients = [beside_every_edge(dtype, *scales)]
+def test_the_numbers_around_every_edge_are_on_the_right_side(statistics, dtype, scales):
+    gradients = [around_every_edge(dtype, *scales)]
     assert_distribution(statistics.distribution(gradients, *scales), gradients, *scales, sums=1e-12)
 
 

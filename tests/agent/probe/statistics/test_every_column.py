@@ -122,7 +122,7 @@ def test_many_small_tensors_are_all_measured(statistics: GradientStatistics) -> 
 def test_layers_of_one_shape_are_told_apart_whatever_is_in_them(
     statistics: GradientStatistics, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    """So many that they do not fit beside each other, and every kind of value among them."""
+    """So many that they do not fit next to each other, and every kind of value among them."""
     count = int(np.prod(shape))
     odd = [values for make in VALUES.values() if not (values := make()).is_complex()]
     layers = [

@@ -129,7 +129,7 @@ def test_no_update_of_wide_weights_counts_as_rounded():
         (torch.float16, 0.0, 0.0),
     ],
 )
-def test_an_epsilon_below_the_smallest_number_of_the_state_is_told(dtype, epsilon, lost):
+def test_an_epsilon_below_the_smallest_number_of_the_state_is_reported(dtype, epsilon, lost):
     ones = torch.ones(8, dtype=dtype)
     row = row_of(LayerTensors(weight=ones, second_moment=ones), UpdateRule(epsilon=epsilon))
     assert row["lost_epsilon_elements"] == lost

@@ -221,7 +221,7 @@ class TestSaving:
         assert seen == [Phase.CHECKPOINT]
         assert trained.phase() is Phase.FORWARD
 
-    def test_as_safetensors_is_seen_by_whoever_imported_it(self, trained, tmp_path, framework):
+    def test_as_safetensors_is_seen_by_all_that_imported_it(self, trained, tmp_path, framework):
         framework("safetensors")
         from safetensors.torch import save_file
 

@@ -84,7 +84,7 @@ def test_what_nothing_names_is_left_out(changes, absent):
     assert absent not in attributes_of(only_log(event(**changes)))
 
 
-def test_a_name_that_is_no_utf8_is_mended():
+def test_a_name_that_is_no_utf8_is_repaired():
     record = only_log(event(run="a\udcff", description="b\udcff"))
     assert (attributes_of(record)["run"], record.body.string_value) == ("a?", "b?")
     assert only_span(event(run="a\udcff"))

@@ -44,7 +44,7 @@ def test_a_counter_is_a_cumulative_monotonic_sum_since_the_runs_birth():
     assert (metric.name, metric.unit, metric.description) == (STEPS.name, STEPS.unit, STEPS.help)
 
 
-def test_a_counter_that_began_anew_says_since_when():
+def test_a_counter_that_was_reset_says_since_when():
     times = Times(TAKEN, {"llama": BORN_UNIX_NS}, {(STEPS.name, ("llama",)): TAKEN - 5})
     assert only_metric(steps(7.0), times).sum.data_points[0].start_time_unix_nano == TAKEN - 5
 
@@ -81,7 +81,7 @@ def test_values_are_sent_bit_for_bit(value):
     assert repr(metric.gauge.data_points[0].as_double) == repr(value)
 
 
-def test_an_empty_label_is_absent_and_one_that_is_no_utf8_is_mended():
+def test_an_empty_label_is_absent_and_one_that_is_no_utf8_is_repaired():
     shown = snapshot(family(LAYER_NORM, (("llama", ""), 1.0), (("llama", "a\udcff.层"), 2.0)))
     first, second = only_metric(shown).gauge.data_points
 

@@ -63,14 +63,14 @@ def test_nothing_is_said_of_kubernetes_outside_it():
     assert kubernetes_attributes({"HOSTNAME": "box", "POD_NAME": "x"}) == {}
 
 
-def test_a_pod_is_known_by_the_downward_api_and_its_own_files_but_not_by_its_host_name(tmp_path):
+def test_a_pod_is_identified_by_the_downward_api_and_its_files_not_by_its_host_name(tmp_path):
     namespace = tmp_path / "namespace"
     namespace.write_text("training\n")
     inside = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "llama-0"}
 
     assert kubernetes_attributes(inside, namespace) == {"k8s.namespace.name": "training"}
-    told = {"POD_NAME": "p", "POD_NAMESPACE": "n", "POD_UID": "u", "NODE_NAME": "node-1"}
-    assert kubernetes_attributes({**inside, **told}, tmp_path / "none") == {
+    downward = {"POD_NAME": "p", "POD_NAMESPACE": "n", "POD_UID": "u", "NODE_NAME": "node-1"}
+    assert kubernetes_attributes({**inside, **downward}, tmp_path / "none") == {
         "k8s.namespace.name": "n",
         "k8s.pod.name": "p",
         "k8s.pod.uid": "u",

@@ -4,14 +4,14 @@ from tests.exporters.otlp.samples import DURATION, LOSS, STEPS, duration, family
 KEY = (STEPS.name, ("llama",))
 
 
-def test_a_counter_that_only_rises_never_began_anew():
+def test_a_counter_that_only_rises_was_never_reset():
     starts = StartTimes()
     assert [dict(starts.follow(steps(n), t)) for t, n in enumerate([0.0, 3.0, 3.0, 9.0])] == [
         {}
     ] * 4
 
 
-def test_a_counter_that_fell_began_anew_after_the_snapshot_before():
+def test_a_counter_that_fell_was_reset_after_the_snapshot_before():
     starts = StartTimes()
     for time, count in ((10, 5.0), (20, 6.0), (30, 1.0)):
         restarts = starts.follow(steps(count), time)

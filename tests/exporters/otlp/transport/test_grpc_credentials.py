@@ -19,7 +19,7 @@ PROTOCOLS = ("http/protobuf", "grpc")
 
 @dataclass(frozen=True)
 class Certificates:
-    """Of an authority, the endpoint, and whoever may call it."""
+    """Of an authority, the endpoint, and the clients that may call it."""
 
     authority: Path
     key: Path

@@ -49,7 +49,7 @@ def test_a_refusal_that_looks_like_success_is_a_failure(answer, said, answers, t
         ("application/x-protobuf", b"\xff\xff\xff", ""),
     ],
 )
-def test_what_an_error_says_besides_its_status_is_told(
+def test_what_an_error_says_besides_its_status_is_reported(
     content_type, body, said, answers, tmp_path, caplog
 ):
     answers(status=400, headers={"Content-Type": content_type}, body=body)

@@ -88,7 +88,7 @@ def compile_all() -> None:
 
 
 def launch_once(device: torch.device) -> None:
-    """Launch every variant, for no elements: compiles what is not yet, and loads it."""
+    """Launch every variant on no elements, which compiles and loads its kernel if needed."""
     table = torch.zeros(boundary_table().shape, dtype=torch.float64, device=device)
     spans = torch.zeros(span_table().shape, dtype=torch.int32, device=device)
     scale = torch.zeros((), dtype=torch.float64, device=device)

@@ -1,6 +1,6 @@
 """Compiles the kernels for GPUs that need not be there, and prints figures of the machine code.
 
-Run by `test_compiled` in a process of its own, in which Triton does not interpret:
+Run by `test_compiled` in a separate process, in which Triton does not interpret:
 
     python -m tests.agent.probe.statistics.fused.compiled_figures
 

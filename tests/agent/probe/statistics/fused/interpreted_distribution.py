@@ -16,7 +16,7 @@ from mp_agent.probe.statistics.fused.distribution import launches as distributio
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.records.columns import DISTRIBUTION
-from tests.agent.probe.statistics.distributions import assert_distribution, beside_every_edge
+from tests.agent.probe.statistics.distributions import around_every_edge, assert_distribution
 from tests.agent.probe.statistics.gradients import LAYOUTS, VALUES, normal
 from tests.agent.probe.statistics.test_every_column import gradients_of_any_kind
 
@@ -91,13 +91,13 @@ def test_special_values_are_counted_and_never_spoil_the_sums(
 @pytest.mark.usefixtures("no_stock")
 @pytest.mark.parametrize(("inverse_scale", "loss_scale"), SCALES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_numbers_beside_every_edge_are_on_the_right_side(
+def test_the_numbers_around_every_edge_are_on_the_right_side(
     statistics: FusedStatistics,
     dtype: torch.dtype,
     inverse_scale: float,
     loss_scale: float | None,
 ) -> None:
-    gradients = [beside_every_edge(dtype, inverse_scale, loss_scale)]
+    gradients = [around_every_edge(dtype, inverse_scale, loss_scale)]
     found = statistics.distribution(gradients, inverse_scale, loss_scale)
     assert_distribution(found, gradients, inverse_scale, loss_scale)
 
@@ -119,8 +119,8 @@ def test_the_edges_are_right_for_any_scale(
 ) -> None:
     special = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 2.0**-126, 1.0, 3.4e38, nan, inf])
     # What is compared with the edges of scales as extreme as that overflows or vanishes.
-    beside = [beside_every_edge(torch.float32, min(max(inverse_scale, 1e-100), 1e100), None)]
-    gradients = [torch.cat([special, *beside])]
+    edges = [around_every_edge(torch.float32, min(max(inverse_scale, 1e-100), 1e100), None)]
+    gradients = [torch.cat([special, *edges])]
     found = statistics.distribution(gradients, inverse_scale, loss_scale)
     assert_distribution(found, gradients, inverse_scale, loss_scale)
 

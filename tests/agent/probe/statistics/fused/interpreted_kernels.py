@@ -1,6 +1,6 @@
 """The kernels in Triton's interpreter, against the reference; run by `test_interpreted`.
 
-Triton decides when it is imported whether to interpret, so these run in a process of their own.
+Triton decides when it is imported whether to interpret, so these run in their own process.
 """
 
 import numpy as np

@@ -173,7 +173,7 @@ def test_a_directory_that_others_can_write_to_is_not_used(tmp_path: Path) -> Non
         pass
 
 
-def test_one_process_at_a_time_compiles_but_nobody_waits_for_ever(
+def test_one_process_at_a_time_compiles_but_none_waits_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with build.node_cache() as directory:

@@ -30,7 +30,7 @@ def test_a_copy_of_a_gradient_lives_until_the_kernels_were_launched(
     measure: Callable[[FusedStatistics, torch.Tensor], torch.Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A sparse gradient is coalesced: of that nobody but the measurement knows."""
+    """A sparse gradient is coalesced: of that only the measurement knows."""
     copies: list[weakref.ref[torch.Tensor]] = []
     found: list[bool] = []
 

@@ -1,7 +1,7 @@
 """What may lie between a node agent and the rules: scrapes that fail, targets that double or move.
 
-Each sky turns what a scraper would have recorded into what it has under that sky. NaN stands for a
-sample that nobody took, so that the series does not end.
+Each effect turns what a scraper would have recorded into what it has under that effect. NaN is a
+sample that was not taken, so that the series does not end.
 """
 
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from random import Random
 
 from tests.alerting.noise.replay import SCRAPE_SECONDS, Recording, Series
 
-Sky = Callable[[Recording], Recording]
+Effect = Callable[[Recording], Recording]
 
 Values = list[float | None]
 
 
-def missed(share: float) -> Sky:
+def missed(share: float) -> Effect:
     """Let a share of the scrapes fail."""
 
     def under(recording: Recording) -> Recording:
@@ -33,7 +33,7 @@ def missed(share: float) -> Sky:
     return under
 
 
-def away(from_minute: float, to_minute: float) -> Sky:
+def away(from_minute: float, to_minute: float) -> Effect:
     """Let the Prometheus be down for a while."""
     first, last = _tick(from_minute), _tick(to_minute)
 
@@ -48,7 +48,7 @@ def away(from_minute: float, to_minute: float) -> Sky:
     return under
 
 
-def begun(minute: float) -> Sky:
+def begun(minute: float) -> Effect:
     """Let the Prometheus start, with an empty store, when the run is so old."""
     first = _tick(minute)
 
@@ -63,7 +63,7 @@ def begun(minute: float) -> Sky:
     return under
 
 
-def every(seconds: float) -> Sky:
+def every(seconds: float) -> Effect:
     """Scrape less often."""
     step = round(seconds / SCRAPE_SECONDS)
 
@@ -79,7 +79,7 @@ def every(seconds: float) -> Sky:
     return under
 
 
-def doubled(**labels: str) -> Sky:
+def doubled(**labels: str) -> Effect:
     """Have each series twice, once with other labels that a scraper gives."""
 
     def under(recording: Recording) -> Recording:
@@ -92,7 +92,7 @@ def doubled(**labels: str) -> Sky:
     return under
 
 
-def moved(minute: float, instance: str) -> Sky:
+def moved(minute: float, instance: str) -> Effect:
     """Let the targets have another address from a minute on."""
     first = _tick(minute)
 
@@ -107,7 +107,7 @@ def moved(minute: float, instance: str) -> Sky:
     return under
 
 
-def clock_stepped(minute: float, seconds: float) -> Sky:
+def clock_stepped(minute: float, seconds: float) -> Effect:
     """Set the clocks of the nodes to another time from a minute on; the scraper's goes on."""
     first = _tick(minute)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.alerting.noise.adverse_runs import ADVERSE_RUNS, AdverseRun
 from tests.alerting.noise.judge import Verdict, judge
 from tests.alerting.noise.replay import Recording, record
-from tests.alerting.noise.rough import ROUGH, Rough
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -16,21 +16,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 def found(
     server: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Verdict]:
-    directory = tmp_path_factory.mktemp("skies")
-    recordings = [_recorded(rough, directory) for rough in ROUGH]
+    directory = tmp_path_factory.mktemp("effects")
+    recordings = [_recorded(adverse, directory) for adverse in ADVERSE_RUNS]
     judged = judge(recordings, server("promtool"), directory)
     return {verdict.scenario.name: verdict for verdict in judged}
 
 
-def _recorded(rough: Rough, directory: Path) -> Recording:
-    recording = record(rough.scenario, directory)
-    for sky in rough.skies:
-        recording = sky(recording)
+def _recorded(adverse: AdverseRun, directory: Path) -> Recording:
+    recording = record(adverse.scenario, directory)
+    for effect in adverse.effects:
+        recording = effect(recording)
     return recording
 
 
-@pytest.mark.parametrize("name", [rough.scenario.name for rough in ROUGH])
-def test_what_is_wrong_is_found_and_nothing_else_is_told(
+@pytest.mark.parametrize("name", [adverse.scenario.name for adverse in ADVERSE_RUNS])
+def test_what_is_wrong_is_found_and_nothing_else_is_reported(
     found: dict[str, Verdict], name: str
 ) -> None:
     assert found[name].missed == {}

@@ -1,4 +1,4 @@
-"""Runs under a rough sky: what people must hear of them all the same, and what they must not."""
+"""Runs under adverse conditions: alerts that must still arrive, and those that must not."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from random import Random
 from mp_agent.records.steps import Phase
 from tests.alerting.noise.events import Event, Fault, Pause, Relaunch, Scenario
 from tests.alerting.noise.healthy import FP16, LONG_AGO
-from tests.alerting.noise.skies import Sky, away, begun, doubled, every, missed, moved
+from tests.alerting.noise.scrape_effects import Effect, away, begun, doubled, every, missed, moved
 from tests.alerting.noise.training import Scaler, Training
 
 Events = Iterator[Event]
 
 
 @dataclass(frozen=True, slots=True)
-class Rough:
+class AdverseRun:
     """A scenario, and what lies between it and the rules, from the agent outwards."""
 
     scenario: Scenario
-    skies: tuple[Sky, ...]
+    effects: tuple[Effect, ...]
 
 
 def _healthy(random: Random) -> Events:
@@ -84,8 +84,8 @@ def _hangs(random: Random) -> Events:
 _SETTLED_LOW = {"MpAgentLossScaleLow": "warning"}
 _IN_FIRST_MINUTES = {"MpAgentLossScaleFarBelowInitial": "critical"}
 
-ROUGH = (
-    Rough(
+ADVERSE_RUNS = (
+    AdverseRun(
         Scenario(
             name="an-old-incident-in-an-empty-store",
             what="an incident of an hour ago, a Prometheus that starts empty, a target that moves",
@@ -95,7 +95,7 @@ ROUGH = (
         ),
         (begun(62), moved(70, "elsewhere:9464")),
     ),
-    Rough(
+    AdverseRun(
         Scenario(
             name="away-for-half-an-hour",
             what="a Prometheus that is away for 12 and for 33 minutes while a run trains",
@@ -106,7 +106,7 @@ ROUGH = (
         ),
         (away(8, 20), away(35, 68)),
     ),
-    Rough(
+    AdverseRun(
         Scenario(
             name="low-scale-and-failing-scrapes",
             what="a scale that settles at 512, and every third scrape fails",
@@ -117,7 +117,7 @@ ROUGH = (
         ),
         (missed(0.3),),
     ),
-    Rough(
+    AdverseRun(
         Scenario(
             name="low-scale-scraped-once-a-minute",
             what="a scale that settles at 512, a scrape a minute, of which every tenth fails",
@@ -128,7 +128,7 @@ ROUGH = (
         ),
         (missed(0.1), every(60)),
     ),
-    Rough(
+    AdverseRun(
         Scenario(
             name="straggler-and-failing-scrapes",
             what="rank 2 computes longer than the others, and every third scrape fails",
@@ -139,7 +139,7 @@ ROUGH = (
         ),
         (missed(0.3),),
     ),
-    Rough(
+    AdverseRun(
         Scenario(
             name="hang-and-failing-scrapes",
             what="a run that hangs, and every third scrape fails",
@@ -149,7 +149,7 @@ ROUGH = (
         ),
         (missed(0.3),),
     ),
-    Rough(
+    AdverseRun(
         Scenario(
             name="hang-seen-by-two",
             what="a run that hangs, scraped by two Prometheis once a minute",
@@ -159,7 +159,7 @@ ROUGH = (
         ),
         (every(60), doubled(replica="b")),
     ),
-    Rough(
+    AdverseRun(
         Scenario(
             name="preempted-and-scraped-twice",
             what="five pre-emptions within an hour, the target scraped under two addresses",
@@ -168,7 +168,7 @@ ROUGH = (
         ),
         (doubled(instance="twin:9464", pod="twin"),),
     ),
-    Rough(
+    AdverseRun(
         Scenario(
             name="healthy-and-failing-scrapes",
             what="a healthy run of which every third scrape fails, under changing addresses",
@@ -177,7 +177,7 @@ ROUGH = (
         ),
         (missed(0.3), moved(15, "b:9464"), moved(30, "c:9464")),
     ),
-    Rough(
+    AdverseRun(
         Scenario(
             name="rollouts",
             what="rollouts of up to fourteen minutes between fast updates, which nothing marks",
@@ -186,7 +186,7 @@ ROUGH = (
         ),
         (),
     ),
-    Rough(
+    AdverseRun(
         Scenario(
             name="epochs-as-steps",
             what="a trainer that gives its epoch as the step",
