@@ -17,7 +17,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 FOLLOWED = re.compile(
     r"\.backward\(|autocast|unscale_|clip_grad|[Ss]caler|\w_cross_entropy|BCELoss"
     r"|_loss\(|\bcross_entropy|\.half\(|bfloat16|float16|\bhalf\b|zero_grad|\.grad\b|opt\w*\.step\("
-    r"|\.eval\(\)|\.train\(\)|DataLoader\(|DataParallel\(|optim\.\w+\(|torch\.load\(|no_sync"
+    r"|\.eval\(\)|\.train\(\)|DataLoader\(|DataParallel\(|optim\.\w+\(|no_sync"
 )
 """What makes a function worth following into."""
 RELEVANT = re.compile(
