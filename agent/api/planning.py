@@ -24,7 +24,7 @@ def check(
     ignore: Iterable[str] = (),
     jobs: int = 1,
 ) -> CheckReport:
-    """Find mixed-precision mistakes in training code without running it, as `mp-agent check` does.
+    """Find mistakes in training code without running it, as `mp-agent check` does.
 
     `paths` are Python files, notebooks, and folders of them; `select` and `ignore` codes of rules,
     or their beginnings, on top of the settings in pyproject.toml. The report has `findings` (path,

@@ -124,7 +124,7 @@ def check_command(
     exit_zero: bool,
     explain: str | None,
 ) -> None:
-    """Find mixed-precision mistakes in training code before it runs.
+    """Find mistakes in training code, in its precision and its loop, before it runs.
 
     Checks Python files and notebooks below PATH, by default of the current folder, without
     running them. Settings come from [tool.mp-agent.check] in pyproject.toml; a comment

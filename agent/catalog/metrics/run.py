@@ -263,7 +263,7 @@ CODE_METRICS = (
     gauge(
         "mp_agent.lint.files",
         "{file}",
-        help="Files of the main script's project that were checked for mixed-precision mistakes; "
+        help="Files of the main script's project that were checked for mistakes; "
         "0 if the check failed; absent without the setting check_script.",
         read=lambda run: None if run.script is None else float(run.script.files),
     ),
