@@ -4,6 +4,7 @@ from typing import NoReturn
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 
 def make_model(seed: int = 0) -> nn.Sequential:
@@ -20,6 +21,12 @@ def make_loss(model: nn.Module, seed: int = 0) -> torch.Tensor:
 def sum_squares(model: nn.Module) -> float:
     gradients = (parameter.grad for parameter in model.parameters())
     return sum(float(grad.double().pow(2).sum()) for grad in gradients if grad is not None)
+
+
+def whole_weights(model: nn.Module) -> torch.Tensor:
+    """The weights as one vector, with the shards of all ranks."""
+    found = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return torch.cat([each.detach().reshape(-1).clone() for each in found])
 
 
 def fail(*_: object) -> NoReturn:

@@ -13,10 +13,16 @@ from tests.agent.probe.rings import make_identity
 
 @contextmanager
 def watched(
-    directory: Path, rank: int, world_size: int, *, layer_capacity: int = 4, **settings: Any
+    directory: Path,
+    rank: int,
+    world_size: int,
+    *,
+    name: str = "rank",
+    layer_capacity: int = 4,
+    **settings: Any,
 ) -> Iterator[Probe]:
     """Watch this rank; by default, look at layers on every second step."""
-    path = directory / f"rank{rank}.ring"
+    path = directory / f"{name}{rank}.ring"
     writer = RingWriter.create(path, make_identity(rank, world_size), layer_capacity=layer_capacity)
     probe = Probe(lambda: writer, Settings(**{"layer_interval": 2, **settings}))
     probe.attach()

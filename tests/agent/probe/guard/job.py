@@ -1,22 +1,15 @@
 """Trains on two ranks with a guard; on one step the gradients of one rank alone are bad."""
 
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
-from mp_agent.probe.probe import Probe
-from mp_agent.ring.writer import RingWriter
-from mp_agent.settings import Settings
-from tests.agent.probe.fully_shard import runs
-from tests.agent.probe.rings import make_identity
-from tests.agent.probe.small_model import make_loss, make_model
-from tests.gloo import end_process_group
+from tests.agent.probe.fully_shard import runs, wrapped
+from tests.agent.probe.small_model import make_loss, make_model, whole_weights
+from tests.agent.probe.watching import watched
+from tests.gloo import process_group
 
 POISONED, SPIKING, STEPS = 24, 27, 30
 STRATEGIES = ("ddp", "fsdp2", "replicas")
@@ -24,18 +17,10 @@ STRATEGIES = ("ddp", "fsdp2", "replicas")
 
 def run(rank: int, world_size: int, directory: Path) -> None:
     """Train by each strategy; save the weights after every step, whole, as this rank has them."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{directory}/store",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
-    )
-    for strategy in filter(runs, STRATEGIES):
-        torch.save(_train(rank, world_size, strategy, directory), _path(directory, strategy, rank))
-    dist.barrier()
-    end_process_group()
+    with process_group(directory, rank, world_size, timeout_seconds=60):
+        for strategy in filter(runs, STRATEGIES):
+            weights = _train(rank, world_size, strategy, directory)
+            torch.save(weights, _path(directory, strategy, rank))
 
 
 def weights_of(directory: Path, strategy: str, rank: int) -> list[torch.Tensor]:
@@ -49,27 +34,17 @@ def _path(directory: Path, strategy: str, rank: int) -> Path:
 
 
 def _train(rank: int, world_size: int, strategy: str, directory: Path) -> list[torch.Tensor]:
-    path = directory / f"{strategy}{rank}.ring"
-    writer = RingWriter.create(path, make_identity(rank, world_size))
-    probe = Probe(lambda: writer, Settings(guard=True))
-    model: nn.Module = make_model()
-    if strategy == "ddp":
-        model = DistributedDataParallel(model)
-    if strategy == "fsdp2":
-        fully_shard(model)
+    model = wrapped(make_model(), strategy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    probe.attach()
     weights = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        make_loss(model, step if strategy == "replicas" else step + 100 * rank).backward()
-        if rank == 1:
-            _spoil(model, step)
-        optimizer.step()
-        weights.append(_whole(model))
-    probe.flush()
-    probe.detach()
-    writer.close()
+    with watched(directory, rank, world_size, name=strategy, guard=True):
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            make_loss(model, step if strategy == "replicas" else step + 100 * rank).backward()
+            if rank == 1:
+                _spoil(model, step)
+            optimizer.step()
+            weights.append(whole_weights(model))
     return weights
 
 
@@ -83,8 +58,3 @@ def _spoil(model: nn.Module, step: int) -> None:
             local.view(-1)[0] = torch.inf
         if step == SPIKING:
             local.mul_(1e5)
-
-
-def _whole(model: nn.Module) -> torch.Tensor:
-    found = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
-    return torch.cat([each.detach().reshape(-1).clone() for each in found])

@@ -1,20 +1,14 @@
 """Trains on two ranks with a GradScaler and a guard; the loss scale collapses."""
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
-from tests.agent.probe.fully_shard import runs
-from tests.agent.probe.small_model import make_loss, make_model
+from tests.agent.probe.fully_shard import runs, wrapped
+from tests.agent.probe.small_model import make_loss, make_model, whole_weights
 from tests.agent.probe.watching import watched
-from tests.gloo import end_process_group
+from tests.gloo import process_group
 
 CALM, COLLAPSE, STEPS = 5, range(6, 18), 30
 RESET = {"reset_loss_scale": {"calm_steps": CALM}}
@@ -29,23 +23,12 @@ RUNS: dict[str, tuple[str, bool, dict[str, Any]]] = {
 
 def run(rank: int, world_size: int, directory: Path) -> None:
     """Make all runs; save the scales and the weights after every step, as this rank has them."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{directory}/store",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
-    )
-    for name, (strategy, is_apart, settings) in RUNS.items():
-        if not runs(strategy):
-            continue
-        (directory / name).mkdir(exist_ok=True)
-        with watched(directory / name, rank, world_size, **settings):
-            course = _train(rank, strategy, is_apart=is_apart)
-        torch.save(course, directory / name / f"{rank}.pt")
-    dist.barrier()
-    end_process_group()
+    with process_group(directory, rank, world_size, timeout_seconds=60):
+        for name, (strategy, is_apart, settings) in RUNS.items():
+            if runs(strategy):
+                with watched(directory / name, rank, world_size, **settings):
+                    course = _train(rank, strategy, is_apart=is_apart)
+                torch.save(course, directory / name / f"{rank}.pt")
 
 
 def course_of(directory: Path, name: str, rank: int) -> tuple[list[float], torch.Tensor]:
@@ -55,11 +38,7 @@ def course_of(directory: Path, name: str, rank: int) -> tuple[list[float], torch
 
 
 def _train(rank: int, strategy: str, *, is_apart: bool) -> tuple[list[float], torch.Tensor]:
-    model: nn.Module = make_model()
-    if strategy == "ddp":
-        model = DistributedDataParallel(model)
-    if strategy == "fsdp2":
-        fully_shard(model)
+    model = wrapped(make_model(), strategy)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     scales = []
@@ -73,5 +52,4 @@ def _train(rank: int, strategy: str, *, is_apart: bool) -> tuple[list[float], to
         scaler.step(optimizer)
         scaler.update()
         scales.append(scaler.get_scale())
-    weights = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
-    return scales, torch.cat([each.detach().reshape(-1) for each in weights])
+    return scales, whole_weights(model)

@@ -2,19 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from mp_agent.probe.guard.update import GuardedOptimizer
 from mp_agent.probe.probe import Probe
-from tests.agent.probe.small_model import fail, make_loss, make_model
+from tests.agent.probe.small_model import fail, make_loss, make_model, whole_weights
 from tests.agent.probe.watching import watched
-from tests.gloo import end_process_group
+from tests.gloo import process_group
 
 STEPS, TROUBLED = 16, 2
 
@@ -67,22 +65,13 @@ def ended(directory: Path, rank: int) -> torch.Tensor:
 
 
 def _note(directory: Path, rank: int, model: torch.nn.Module) -> None:
-    torch.save(
-        torch.cat([p.detach().reshape(-1) for p in model.parameters()]), directory / f"{rank}.pt"
-    )
+    torch.save(whole_weights(model), directory / f"{rank}.pt")
 
 
 @contextmanager
 def _job(rank: int, world_size: int, directory: Path) -> Iterator[Probe]:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{directory}/store",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=20),
-    )
-    with watched(directory, rank, world_size, guard=True) as probe:
+    with (
+        process_group(directory, rank, world_size, timeout_seconds=20),
+        watched(directory, rank, world_size, guard=True) as probe,
+    ):
         yield probe
-    dist.barrier()
-    end_process_group()

@@ -10,6 +10,7 @@ from mp_agent.probe.instruments import activation_modules
 from mp_agent.probe.instruments.activation_modules import all_finite, measurable, output_row
 from mp_agent.probe.statistics.pieces import folded, pieces, stored_values
 from mp_agent.records.columns import ACTIVATIONS
+from tests.agent.probe.instruments.odd_tensors import ODD_TENSORS, random
 
 LIMIT = 60_000.0
 CALL = 7
@@ -46,31 +47,10 @@ def _sum(values: list[float]) -> float:
         return float_info.max if values[0] > 0 else -float_info.max
 
 
-def _random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-
-
 CASES = {
-    "float32": _random(13, 7),
-    "float64": _random(9, dtype=torch.float64),
-    "bfloat16": _random(40, dtype=torch.bfloat16),
-    "float16 at its limits": torch.tensor(
-        [65504.0, -65504.0, 60000.0, 60032.0, 6e-8, -0.0, 1.0], dtype=torch.float16
-    ),
-    "float32 as large": torch.tensor([65504.0, 65520.0, -1e30]),
-    "subnormal": torch.tensor([1e-40, -1e-45, 0.0]),
-    "zeros of both signs": torch.tensor([0.0, -0.0, -0.0]),
-    "one element": torch.tensor(-3.5),
-    "NaN and Inf": torch.tensor([nan, inf, -inf, 2.0, -4.0, 0.0]),
-    "Inf that cancels": torch.tensor([inf, -inf]),
-    "all NaN": torch.full((5,), nan),
-    "float64 beyond": torch.tensor([1e308, 1e308, 1e308], dtype=torch.float64),
-    "float64 subnormal": torch.tensor([5e-324, 0.0], dtype=torch.float64),
-    "strided": _random(6, 10)[::2, 1::3],
-    "transposed": _random(4, 5, 6).transpose(0, 2),
-    "expanded": _random(4, 1).expand(4, 3),
-    "complex": torch.complex(_random(5), torch.tensor([0.0, nan, inf, 1.0, -1.0])),
-    "of several chunks": torch.cat([_random(300), torch.tensor([nan, 3e38]), _random(300)]),
+    **ODD_TENSORS,
+    "a float64 sum beyond": torch.tensor([1e308, 1e308, 1e308], dtype=torch.float64),
+    "transposed": random(4, 5, 6).transpose(0, 2),
 }
 
 
@@ -97,7 +77,7 @@ def test_the_way_of_a_device_gives_the_same_row(name):
 
 
 def test_measuring_leaves_the_output_as_it_is():
-    for output in (CASES["NaN and Inf"], CASES["float64 beyond"]):
+    for output in (CASES["NaN and Inf"], CASES["a float64 sum beyond"]):
         before = output.clone()
         output_row(output, CALL, LIMIT)
         activation_modules._row_on_device(output, CALL, inf)

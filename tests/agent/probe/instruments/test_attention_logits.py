@@ -9,10 +9,7 @@ import torch.nn.functional as F
 
 from mp_agent.probe.instruments.attention_logits import attention_row, weights_row
 from mp_agent.records.columns import ATTENTION
-
-
-def _random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+from tests.agent.probe.instruments.odd_tensors import random
 
 
 def reference(
@@ -51,7 +48,7 @@ def reference(
 
 
 def _spoiled(value: float) -> torch.Tensor:
-    query = _random(1, 2, 5, 4)
+    query = random(1, 2, 5, 4)
     query[0, 1, 3, 2] = value
     return query
 
@@ -59,20 +56,20 @@ def _spoiled(value: float) -> torch.Tensor:
 _SOME = torch.tensor([[True, False, True, True, False]])
 
 CASES: dict[str, tuple[torch.Tensor, torch.Tensor, dict[str, Any]]] = {
-    "several heads": (_random(2, 4, 6, 8), _random(2, 4, 6, 8, seed=1), {}),
+    "several heads": (random(2, 4, 6, 8), random(2, 4, 6, 8, seed=1), {}),
     "float64": (
-        _random(1, 2, 5, 4, dtype=torch.float64),
-        _random(1, 2, 5, 4, seed=1, dtype=torch.float64),
+        random(1, 2, 5, 4, dtype=torch.float64),
+        random(1, 2, 5, 4, seed=1, dtype=torch.float64),
         {},
     ),
     "float16": (
-        _random(1, 2, 5, 4, dtype=torch.float16),
-        _random(1, 2, 5, 4, seed=1, dtype=torch.float16),
+        random(1, 2, 5, 4, dtype=torch.float16),
+        random(1, 2, 5, 4, seed=1, dtype=torch.float16),
         {},
     ),
     "bfloat16": (
-        _random(1, 2, 5, 4, dtype=torch.bfloat16),
-        _random(1, 2, 5, 4, seed=1, dtype=torch.bfloat16),
+        random(1, 2, 5, 4, dtype=torch.bfloat16),
+        random(1, 2, 5, 4, seed=1, dtype=torch.bfloat16),
         {},
     ),
     "float16 beyond its own largest number": (
@@ -80,33 +77,33 @@ CASES: dict[str, tuple[torch.Tensor, torch.Tensor, dict[str, Any]]] = {
         torch.full((1, 1, 2, 4), 3e4, dtype=torch.float16),
         {},
     ),
-    "grouped queries": (_random(1, 4, 5, 4), _random(1, 2, 6, 4, seed=1), {}),
-    "one head for all": (_random(2, 4, 3, 4), _random(2, 1, 3, 4, seed=1), {}),
-    "one head, one position, one number": (_random(1, 1, 1, 1), _random(1, 1, 1, 1, seed=1), {}),
-    "no batch": (_random(3, 5, 4), _random(3, 5, 4, seed=1), {}),
-    "causal": (_random(1, 2, 6, 4), _random(1, 2, 6, 4, seed=1), {"is_causal": True}),
+    "grouped queries": (random(1, 4, 5, 4), random(1, 2, 6, 4, seed=1), {}),
+    "one head for all": (random(2, 4, 3, 4), random(2, 1, 3, 4, seed=1), {}),
+    "one head, one position, one number": (random(1, 1, 1, 1), random(1, 1, 1, 1, seed=1), {}),
+    "no batch": (random(3, 5, 4), random(3, 5, 4, seed=1), {}),
+    "causal": (random(1, 2, 6, 4), random(1, 2, 6, 4, seed=1), {"is_causal": True}),
     "causal with more keys": (
-        _random(1, 2, 3, 4),
-        _random(1, 2, 7, 4, seed=1),
+        random(1, 2, 3, 4),
+        random(1, 2, 7, 4, seed=1),
         {"is_causal": True},
     ),
-    "a scale": (_random(1, 2, 5, 4), _random(1, 2, 5, 4, seed=1), {"scale": 3.5}),
-    "masked keys": (_random(1, 2, 5, 4), _random(1, 2, 5, 4, seed=1), {"mask": _SOME}),
+    "a scale": (random(1, 2, 5, 4), random(1, 2, 5, 4, seed=1), {"scale": 3.5}),
+    "masked keys": (random(1, 2, 5, 4), random(1, 2, 5, 4, seed=1), {"mask": _SOME}),
     "all masked": (
-        _random(1, 2, 5, 4),
-        _random(1, 2, 5, 4, seed=1),
+        random(1, 2, 5, 4),
+        random(1, 2, 5, 4, seed=1),
         {"mask": torch.zeros(5, 5, dtype=torch.bool)},
     ),
-    "a bias": (_random(1, 2, 5, 4), _random(1, 2, 5, 4, seed=1), {"mask": _random(2, 5, 5)}),
+    "a bias": (random(1, 2, 5, 4), random(1, 2, 5, 4, seed=1), {"mask": random(2, 5, 5)}),
     "a bias of -Inf": (
-        _random(1, 2, 5, 4),
-        _random(1, 2, 5, 4, seed=1),
+        random(1, 2, 5, 4),
+        random(1, 2, 5, 4, seed=1),
         {"mask": torch.zeros(5, 5).masked_fill(~_SOME, -inf)},
     ),
-    "NaN": (_spoiled(nan), _random(1, 2, 5, 4, seed=1), {}),
-    "Inf": (_spoiled(inf), _random(1, 2, 5, 4, seed=1), {}),
-    "all NaN": (torch.full((1, 1, 3, 2), nan), _random(1, 1, 3, 2), {}),
-    "NaN behind a mask": (_random(1, 2, 5, 4, seed=1), _spoiled(nan), {"is_causal": True}),
+    "NaN": (_spoiled(nan), random(1, 2, 5, 4, seed=1), {}),
+    "Inf": (_spoiled(inf), random(1, 2, 5, 4, seed=1), {}),
+    "all NaN": (torch.full((1, 1, 3, 2), nan), random(1, 1, 3, 2), {}),
+    "NaN behind a mask": (random(1, 2, 5, 4, seed=1), _spoiled(nan), {"is_causal": True}),
     "subnormal and zeros": (torch.full((1, 1, 2, 2), 1e-40), torch.zeros(1, 1, 2, 2), {}),
     "all negative": (-torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4), {}),
 }

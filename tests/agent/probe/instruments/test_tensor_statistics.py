@@ -16,37 +16,15 @@ from mp_agent.probe.instruments.tensors import (
 from mp_agent.records.columns import TENSOR_EXPONENTS, TENSORS
 from mp_agent.records.tensor_collections import index_of, ratio_of
 from tests.agent.probe.instruments import tensor_reference as reference
-
-
-def _random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-
+from tests.agent.probe.instruments.odd_tensors import ODD_TENSORS, random
 
 CASES = {
-    "float32": _random(13, 7),
-    "float64": _random(9, dtype=torch.float64),
-    "bfloat16": _random(40, dtype=torch.bfloat16),
-    "bfloat16 of one sign": _random(2000, dtype=torch.bfloat16).abs(),
-    "float16 at its limits": torch.tensor(
-        [65504.0, -65504.0, 60000.0, 60032.0, 6e-8, -0.0, 1.0], dtype=torch.float16
-    ),
+    **ODD_TENSORS,
+    "bfloat16 of one sign": random(2000, dtype=torch.bfloat16).abs(),
     "float16 beyond its limit": torch.tensor([60000.0, 60000.0, 1.0], dtype=torch.float16),
     "a large term first": torch.tensor([2048.0] + [1.0] * 300, dtype=torch.float16),
     "a large term last": torch.tensor([1.0] * 300 + [2048.0], dtype=torch.float16),
-    "large in float32": torch.tensor([65504.0, 65520.0, -1e30, 1.0]),
-    "subnormal": torch.tensor([1e-40, -1e-45, 0.0]),
-    "subnormal float16": torch.tensor([6e-8, 1.2e-7, 6e-8], dtype=torch.float16),
-    "zeros of both signs": torch.tensor([0.0, -0.0, -0.0]),
-    "one element": torch.tensor([-3.5]),
-    "no dimension": torch.tensor(-3.5),
-    "NaN and Inf": torch.tensor([nan, inf, -inf, 2.0, -4.0, 0.0]),
-    "all NaN": torch.full((5,), nan),
-    "float64 beyond": torch.tensor([1e308, -1e308, 1e-308], dtype=torch.float64),
-    "float64 subnormal": torch.tensor([5e-324, 0.0], dtype=torch.float64),
-    "strided": _random(6, 10)[::2, 1::3],
-    "expanded": _random(4, 1).expand(4, 3),
-    "complex": torch.complex(_random(5), torch.tensor([0.0, nan, inf, 1.0, -1.0])),
-    "conjugate": torch.complex(_random(5), _random(5)).conj(),
+    "conjugate": torch.complex(random(5), random(5)).conj(),
     "integers": torch.arange(-3, 500),
     "unsigned": torch.tensor([0, 255], dtype=torch.uint8),
     "truth values": torch.tensor([True, False, True]),
@@ -63,7 +41,6 @@ CASES = {
             -2.0,
         ],
     ),
-    "of several chunks": torch.cat([_random(300), torch.tensor([nan, 3e38]), _random(300)]),
 }
 
 
@@ -135,9 +112,9 @@ def test_the_sum_goes_on_from_chunk_to_chunk():
 SLICES = {
     "one too large": (torch.tensor([[-1000.0, -1.0, 2.0], [1000.0, 1.0, -1.0]]), 1),
     "one too small": (torch.tensor([[-1000.0, -1.0, 900.0], [1000.0, 1.0, -800.0]]), -1),
-    "half precision": (_random(6, 4, 5, dtype=torch.float16) * torch.tensor([1, 1, 64, 1, 1]), 2),
-    "in the middle": (_random(6, 4, 5) * torch.tensor([1.0, 1e-5, 1.0, 1.0])[:, None], 1),
-    "transposed": ((_random(6, 4) * torch.tensor([1.0, 1.0, 1e6, 1.0])).t(), 0),
+    "half precision": (random(6, 4, 5, dtype=torch.float16) * torch.tensor([1, 1, 64, 1, 1]), 2),
+    "in the middle": (random(6, 4, 5) * torch.tensor([1.0, 1e-5, 1.0, 1.0])[:, None], 1),
+    "transposed": ((random(6, 4) * torch.tensor([1.0, 1.0, 1e6, 1.0])).t(), 0),
     "with NaN, Inf and a constant": (
         torch.tensor([[nan, 5.0, 1.0, 2.0], [inf, 5.0, 2.0, 4.0], [-inf, 5.0, -1.0, 8.0]]),
         1,
@@ -185,7 +162,7 @@ def test_ranges_beyond_float64_give_a_finite_ratio():
 
 def test_magnitudes_are_counted_by_binade_to_the_ends_of_float64():
     extremes = torch.tensor([0.0, -0.0, 5e-324, 1e-310, 1e308], dtype=torch.float64).abs()
-    magnitudes = torch.cat([_random(5000).double().abs(), extremes])
+    magnitudes = torch.cat([random(5000).double().abs(), extremes])
 
     expected = reference.bins(magnitudes[magnitudes > 0].numpy())
     assert magnitudes_in_bins(magnitudes).tolist() == list(expected.values())

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.agent.probe.fully_shard import runs
+from tests.agent.probe.fully_shard import runs, wrapped
 from tests.agent.probe.instruments.fp8_scaled_layers import ScaledLinear
 from tests.agent.probe.scenarios.test_routers import TokenRouter
 from tests.agent.probe.watching import watched
@@ -147,16 +146,6 @@ def _train_with_one_nan(rank: int, strategy: str, directory: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
             model.load_state_dict(healthy)
-
-
-def wrapped(model: nn.Module, strategy: str, *apart: nn.Module) -> nn.Module:
-    """Return the model as it trains; of FSDP2, with modules that are sharded by themselves."""
-    if strategy == "ddp":
-        return DistributedDataParallel(model)
-    for module in apart:
-        fully_shard(module)
-    fully_shard(model)
-    return model
 
 
 class _Overflow(torch.autograd.Function):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -25,7 +24,7 @@ from mp_agent.settings import Settings
 from tests.agent.probe.reference import row_of
 from tests.agent.probe.rings import make_identity
 from tests.agent.probe.scenarios.variants import POISONED_STEP, Variant, variants_of
-from tests.gloo import end_process_group
+from tests.gloo import process_group
 
 LAYER_INTERVAL = 2
 """Steps 1, 2, 4, … look at layers and derive totals from them; the others measure totals."""
@@ -59,15 +58,10 @@ class Model(nn.Module):
 def run(rank: int, world_size: int, strategy: str, directory: Path) -> None:
     """Train every variant in turn; called on each rank."""
     torch.set_num_threads(1)
-    if world_size > 1:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=world_size
-        )
-    for variant in variants_of(strategy):
-        _train(rank, world_size, strategy, variant, directory / variant.name)
-    if world_size > 1:
-        dist.barrier()
-        end_process_group()
+    alone = contextlib.nullcontext()
+    with alone if world_size == 1 else process_group(directory, rank, world_size):
+        for variant in variants_of(strategy):
+            _train(rank, world_size, strategy, variant, directory / variant.name)
 
 
 def _train(rank: int, world_size: int, strategy: str, variant: Variant, directory: Path) -> None:
