@@ -19,7 +19,7 @@ from tests.gloo import process_group
 
 RANKS, SAMPLED = 2, 10
 STRATEGIES = ("ddp", "fsdp2")
-ALL_INSTRUMENTS = {
+ALL_INSTRUMENTS: dict[str, Any] = {
     name: True
     for name in (
         "measure_activations",
@@ -135,7 +135,11 @@ def _train(rank: int, strategy: str, directory: Path, *, without_loss: int = -1)
 
 
 def _train_with_one_nan(rank: int, strategy: str, directory: Path) -> None:
-    settings = {"layer_interval": 1000, "measure_activations": True, "overhead_budget": 1.0}
+    settings: dict[str, Any] = {
+        "layer_interval": 1000,
+        "measure_activations": True,
+        "overhead_budget": 1.0,
+    }
     with watched(directory, rank, RANKS, layer_capacity=32, **settings):
         model = wrapped(make_model().outputs, strategy)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
