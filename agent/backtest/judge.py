@@ -11,7 +11,7 @@ from mp_agent.backtest.log.training_log import Point, TrainingLog
 from mp_agent.backtest.results import Blind, RunCurves, RunResult
 from mp_agent.node.accounting.gradients import FIRST_STEPS
 from mp_agent.node.accounting.loss import WARM_UP_STEPS
-from mp_agent.node.flight.judge import Judge
+from mp_agent.node.flight.judge import RunJudge
 
 _BASELINES: Mapping[Quantity, tuple[str, int, str]] = {
     Quantity.LOSS: ("loss", WARM_UP_STEPS, "losses"),
@@ -61,7 +61,7 @@ def play(
         for condition in CONDITIONS
         if condition.name not in idle and (only is None or condition.name in only)
     ]
-    judge = Judge(log.name, values, conditions, merged=bool(log.merged))
+    judge = RunJudge(log.name, values, conditions, merged=bool(log.merged))
     if log.scrapes:
         pairs = zip(log.scrapes, log.points, strict=False)
         judge.play_series((s.time_seconds, point.step, s.readings) for s, point in pairs)

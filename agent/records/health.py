@@ -180,7 +180,7 @@ class Fp8Scaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchedTensors:
+class TensorRows:
     """The tensors that the script watches."""
 
     columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -18,8 +18,8 @@ from mp_agent.records.health import (
     RouterBalance,
     StaleMoments,
     Straggler,
+    TensorRows,
     TroubledLayers,
-    WatchedTensors,
 )
 from mp_agent.records.merged import OptimizerStep
 from mp_agent.records.schema import RankIdentity
@@ -159,7 +159,7 @@ class RunView:
     """None before any was sampled."""
     fp8: Fp8Scaling | None = None
     """None before any layer with delayed scaling was sampled."""
-    tensors: WatchedTensors = field(default_factory=WatchedTensors)
+    tensors: TensorRows = field(default_factory=TensorRows)
     collections: Mapping[str, CollectionView] = field(default_factory=dict)
     """The groups of parameters that the script has defined, by name."""
     thresholds: Mapping[str, float] = field(default_factory=dict)

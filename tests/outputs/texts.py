@@ -8,7 +8,7 @@ numbers are those of the status report.
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import chdir, closing
 from pathlib import Path
 from typing import Any
 
@@ -147,13 +147,15 @@ def _commands(directory: Path, players: Mapping[str, Player]) -> dict[str, str]:
     log = directory / "logged-run" / "log.csv"
     log.parent.mkdir()
     log.write_text("".join(_log()))
+    with chdir(trouble.run_dirs[0].parent):  # a short path, which no terminal wraps
+        shown = _output("postmortem", trouble.run_dirs[0].name)
     one, other = str(trouble.run_dirs[0]), str(healthy.run_dirs[0])
     target = f"{MODEL}:make_model"
     return {
         "check.json": _output("check", str(SCRIPT), "--format", "json"),
         "backtest.json": _output("backtest", str(log), "--json", "--processes", "1"),
         "postmortem.json": _output("postmortem", one, "--json"),
-        "postmortem.txt": _output("postmortem", one),
+        "postmortem.txt": shown,
         "compare-runs.json": _output("compare", one, other, "--json"),
         "compare.json": _without_machine(
             _output("compare", target, "--json", "--dtype", "fp16-autocast")

@@ -32,7 +32,7 @@ from mp_agent.records.columns import (
     TENSORS,
     ColumnFamily,
 )
-from mp_agent.records.health import Fp8Scaling, LogitGrowth, RouterBalance, WatchedTensors
+from mp_agent.records.health import Fp8Scaling, LogitGrowth, RouterBalance, TensorRows
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.tensor_collections import TensorCollection, members_of
 from mp_agent.records.views import CollectionView, LayerView
@@ -229,9 +229,9 @@ class TensorTracker(Tracker):
             for view in sample.views:
                 self._add(view)
 
-    def view(self) -> WatchedTensors:
+    def view(self) -> TensorRows:
         """Return the columns by name, and how many names there are."""
-        return WatchedTensors(columns=dict(self.rows), names=len(self.rows) + len(self.beyond))
+        return TensorRows(columns=dict(self.rows), names=len(self.rows) + len(self.beyond))
 
     def _add(self, view: LayerView) -> None:
         if not view.values.get("elements"):

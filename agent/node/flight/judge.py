@@ -55,7 +55,7 @@ class _Clock:
     """Index of the last logged point that was folded."""
 
 
-class Judge:
+class RunJudge:
     """One run as the root agent sees it, with a log or a record in the place of the rings."""
 
     def __init__(

@@ -13,7 +13,7 @@ from mp_agent.node.accounting.learning import LearningTracker
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.windows import MAIN, median_of_sorted
 from mp_agent.node.cluster.root import MergedTable
-from mp_agent.node.flight.judge import Judge, TimedStep
+from mp_agent.node.flight.judge import RunJudge, TimedStep
 from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_expected_shares
 from mp_agent.node.merge.node_layers import LayerNames, RankLayers, reduce_layers
 from mp_agent.node.merge.node_steps import RankStep, reduce_step
@@ -85,7 +85,7 @@ def _history(items: Sequence[MergedStep | MergedTable]) -> RunHistory:
     )
 
 
-class _Judge(Judge):
+class _Judge(RunJudge):
     """Notes what the account compared each step with."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

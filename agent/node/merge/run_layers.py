@@ -23,7 +23,7 @@ from mp_agent.records.views import LayerView
 
 
 @dataclass(slots=True)
-class Table:
+class FoldedLayers:
     """Layers of one layout, folded over the shards of a replica that came in."""
 
     layout: Layout
@@ -37,7 +37,7 @@ class Table:
 @dataclass(slots=True)
 class _ReplicaLayers:
     columns: tuple[Column, ...]
-    tables: dict[bytes, Table] = field(default_factory=dict)
+    tables: dict[bytes, FoldedLayers] = field(default_factory=dict)
     shards: set[int] = field(default_factory=set)
     """Shards of all tables."""
 
@@ -46,7 +46,7 @@ class _ReplicaLayers:
         table = self.tables.get(layout.digest)
         if table is None:
             ranks, shards = min(block.ranks), set(block.shards)
-            self.tables[layout.digest] = Table(layout, ranks, values, shards)
+            self.tables[layout.digest] = FoldedLayers(layout, ranks, values, shards)
         elif table.shards.isdisjoint(block.shards):
             table.values = fold([table.values, values], self.columns)
             table.rank = min(table.rank, *block.ranks)
@@ -74,7 +74,7 @@ class LayerGroup:
             self.complete = number
             self.replicas = {i: r for i, r in self.replicas.items() if i <= number}
 
-    def chosen(self) -> list[Table]:
+    def chosen(self) -> list[FoldedLayers]:
         """Return the lowest complete replica, else the one with most shards."""
         if self.complete is not None:
             return list(self.replicas[self.complete].tables.values())
@@ -91,17 +91,17 @@ class AssumedLayers:
 
     columns: tuple[Column, ...]
     ranks: set[int] = field(default_factory=set)
-    _tables: dict[bytes, list[tuple[Table, tuple[int, ...]]]] = field(default_factory=dict)
+    _tables: dict[bytes, list[tuple[FoldedLayers, tuple[int, ...]]]] = field(default_factory=dict)
     """Tables with the ranks that have them, by layout."""
 
     def add(self, block: LayerBlock, layout: Layout, values: FloatArray) -> None:
         """Take in the layers [C, L] that some ranks of a node have each."""
         if self.ranks.isdisjoint(block.ranks):
             self.ranks.update(block.ranks)
-            table = Table(layout, min(block.ranks), values, {0})
+            table = FoldedLayers(layout, min(block.ranks), values, {0})
             self._tables.setdefault(layout.digest, []).append((table, block.ranks))
 
-    def chosen(self, assumed: AssumedShares, group: str) -> list[Table]:
+    def chosen(self, assumed: AssumedShares, group: str) -> list[FoldedLayers]:
         """Return what the ranks have together, copies counted once."""
         united = []
         for found in self._tables.values():
@@ -200,7 +200,7 @@ class _FamilyTables:
                 self.groups[key] = LayerGroup(columns, share.shard_count)
             self.groups[key].add(block, layout, values)
 
-    def chosen(self, assumed: AssumedShares) -> list[tuple[int, GroupKey, Table]]:
+    def chosen(self, assumed: AssumedShares) -> list[tuple[int, GroupKey, FoldedLayers]]:
         """Return the tables to unite as (lowest rank, group, table), in a fixed order."""
         chosen = {key: group.chosen() for key, group in self.groups.items()}
         for key, layers in self.assumed.items():

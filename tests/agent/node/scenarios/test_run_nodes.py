@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mp_agent.errors import ReportError
+from mp_agent.node.conditions import tracker as conditions_tracker
 from mp_agent.node.run.run import Run
 from mp_agent.records.schema import Share
 from mp_agent.records.steps import EndReason
@@ -265,7 +266,10 @@ def test_the_roster_has_the_nodes_with_their_urls(nodes: Nodes):
     assert [node.url for node in nodes.other.run.nodes] == ["http://b:2"]
 
 
-def test_what_the_root_finds_reaches_the_ranks_of_the_other_node(nodes: Nodes):
+def test_what_the_root_finds_reaches_the_ranks_of_the_other_node(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(conditions_tracker, "PROCESSOR_SHARE", 1.0)
     for node in (nodes.root, nodes.other):
         node.steps(5)
         node.steps(2, gradients={"sum_squares": 1e8})

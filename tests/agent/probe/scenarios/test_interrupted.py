@@ -76,7 +76,9 @@ class Strike:
         self._depth += hook and event == "call"
         # An interpreter that lets go of a half used generator looks for no signals in it.
         generator = event in ("call", "return") and frame.f_code.co_flags & inspect.CO_GENERATOR
-        if self._depth and not generator:
+        # What is raised in a callback of the garbage collector gets nowhere: hypothesis has one.
+        collector = frame.f_code.co_name == "gc_callback"
+        if self._depth and not generator and not collector:
             self.places += 1
             if self.places == self._place:
                 self.where = f"{event} in {frame.f_code.co_filename}:{frame.f_lineno}"
