@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.exporters.status_page.page import status_page
 from mp_agent.exporters.status_page.report import FORMAT, StepHistory, snapshot_report
+from mp_agent.records.health import LatestValues
 from mp_agent.records.views import TrackerLink
 from tests.agent.node.builders import merged_step
 from tests.exporters.status_page.test_report import CONDITION, TRACKER, with_view
@@ -180,8 +181,11 @@ def _two_runs() -> dict[str, object]:
     """Return a report of what a young job rarely has: hostile names, another node."""
     offline = TrackerLink(tracker="tensorboard", name="llama", url="file:///tmp/tensorboard/llama")
     hostile_link = TrackerLink(tracker="mlflow", name="script", url="javascript:alert(1)")
+    without_the_last = replace(merged_step(9), world_size=8, present_ranks=frozenset(range(7)))
     whole = with_view(
-        conditions=(CONDITION,), missing_ranks=(7,), trackers=(TRACKER, offline, hostile_link)
+        conditions=(CONDITION,),
+        latest=LatestValues(step=without_the_last),
+        trackers=(TRACKER, offline, hostile_link),
     )
     hostile = "<script>alert(1)</script>" * 4
     layers = [replace(whole.layers[0], name=name) for name in (hostile, "plain")]
