@@ -1,5 +1,6 @@
 """The compose file's configuration is what its servers take, and its mounts exist."""
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,11 @@ def test_every_mounted_file_exists_and_is_mounted_read_only() -> None:
         assert all(text.endswith(":ro") for text in service.get("volumes", []))
     for source, _ in mounts():
         assert (COMPOSE / source).exists(), source
+
+
+def test_the_image_of_the_job_installs_torch_which_the_package_alone_does_not() -> None:
+    dockerfile = (COMPOSE / "Dockerfile.job").read_text("utf-8")
+    assert re.search(r"^RUN pip install .* '\.\[torch\]'$", dockerfile, re.MULTILINE)
 
 
 def test_images_are_pinned() -> None:
