@@ -15,17 +15,19 @@ TORCH_MINIMUM = (2, 6)
 def torch_problem() -> str | None:
     """Return what is wrong with the torch that is installed, in a sentence; None if nothing is."""
     needed = f"torch {'.'.join(map(str, TORCH_MINIMUM))} or newer is needed"
-    try:
-        absent = find_spec("torch") is None
-    except ValueError:  # an import of it has been forbidden
-        absent = True
-    if absent:
+    if not _has_torch():
         return f"{needed}, and none is installed: pip install 'mp-agent[torch]'"
     installed = _torch_version()
     found = re.match(r"(\d+)\.(\d+)", installed)
     if found is not None and (int(found[1]), int(found[2])) < TORCH_MINIMUM:
         return f"{needed}, and {installed} is installed"
     return None
+
+
+def _has_torch() -> bool:
+    if "torch" in sys.modules:
+        return sys.modules["torch"] is not None  # an import of it has been forbidden
+    return find_spec("torch") is not None
 
 
 def require_torch() -> None:

@@ -65,7 +65,6 @@ def test_a_command_works_without_torch(arguments, tmp_path):
 
 OLD_TORCH = "import sys, types; sys.modules['torch'] = types.ModuleType('torch')\n" + (
     "sys.modules['torch'].__version__ = '2.5.1+cpu'\n"
-    "sys.modules['torch'].__spec__ = types.SimpleNamespace()\n"
 )
 PROBLEMS = {
     NO_TORCH: "none is installed: pip install 'mp-agent[torch]'",
