@@ -110,8 +110,8 @@ GRADIENT_EXPLOSION = Condition(
         Level(
             severity=Severity.CRITICAL,
             triage=Triage(
-                weights="probably damaged, since updates of this size were applied or the loss "
-                "does not show that all of them were contained",
+                weights="probably damaged, since not all of these updates are known to have been "
+                "contained",
                 now=ROLL_BACK,
             ),
             when=unless(
