@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from mp_agent.lint.finding import FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.values import Operation, Trace, Value, ValueKind
-from mp_agent.lint.rules.datasets import is_fixed, keyword
 from mp_agent.lint.rules.events import (
     common_loops,
     is_made_in,
@@ -16,7 +15,7 @@ from mp_agent.lint.rules.events import (
     stepped,
     within,
 )
-from mp_agent.lint.rules.facts import backwards, text_of
+from mp_agent.lint.rules.facts import backwards, is_fixed, keyword, text_of
 
 
 def _find_first_batch(trace: Trace) -> Iterator[Problem]:
