@@ -77,7 +77,7 @@ def _cause_of(case: Case, condition: ActiveCondition, *, risen: bool) -> Cause |
 
 def _diagnosis(case: Case, cause: Cause, shown: Sequence[ActiveCondition]) -> Diagnosis:
     sequences = [case.sequence_of(condition.since_step) for condition in shown]
-    begin, look, place = _LOOKS.get(cause.name, (_as_it_is, _nothing_more, _nowhere))
+    begin, look, place = _LOOKS.get(cause, (_as_it_is, _nothing_more, _nowhere))
     sequence = begin(case, min(sequences, default=0))
     worst = sorted(shown, key=lambda condition: -_WEIGHTS[condition.severity])
     details = list(look(case, sequence))
@@ -389,8 +389,8 @@ def _rising(case: Case, _: int) -> Iterator[Argument]:
         )
 
 
-_LOOKS: Mapping[str, tuple[_Begin, _Look, Callable[[Case, int], _Place]]] = {
-    cause.value.name: looks
+_LOOKS: Mapping[Cause, tuple[_Begin, _Look, Callable[[Case, int], _Place]]] = {
+    cause.value: looks
     for cause, looks in {
         Causes.GRADIENT_EXPLOSION: (_as_it_is, _explosion, _largest_layer),
         Causes.LEARNING_RATE_JUMP: (_as_it_is, _rate_jump, _nowhere),
