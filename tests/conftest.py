@@ -31,12 +31,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Look before parallel workers start: they alone know the items then.
 
-    How busy the machine is must not decide what the tests' tiny trainings measure.
+    How busy the machine is must not decide what the tests' tiny trainings measure. Threads that
+    share the cores with those of other workers wait for each other longer than they compute.
     A shell starts what runs in its background with SIGINT ignored, which all our programs inherit.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("MP_AGENT_OVERHEAD_BUDGET", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if getattr(config.option, "numprocesses", None):
         _end_without_host_name()
 

@@ -73,7 +73,7 @@ def _clears_another(operation: Operation, optimizer: Value) -> bool:
         and bool(own)
         and bool(theirs)
         and not own & theirs
-        and all(name.startswith("new:") or ":" in name for name in own | theirs)
+        and all(":" in name for name in own | theirs)
         and not any(
             mine.startswith(f"{one}.") or one.startswith(f"{mine}.")
             for mine in own
@@ -109,7 +109,7 @@ def train(model, loader, optimizer):
 """,
     remedy="Call `optimizer.zero_grad()` once per step: before the first `backward()` of the "
     "step, or right after `optimizer.step()`.",
-    alert="MpAgentGradientExplosion",
+    alert="MpAgentLossDiverging",
     find=_find_gradients_add_up,
 )
 
@@ -299,7 +299,9 @@ def train(model, loader, optimizer):
         optimizer.step()
 """,
     remedy="Move the clipping between `backward()` (and `scaler.unscale_`) and `step()`.",
-    alert="MpAgentGradientExplosion",
+    alert="",
+    no_alert="Gradients of the usual size lose little without clipping, and a clipping that comes "
+    "too late is seen as one.",
     find=_find_clipped_after_step,
 )
 
@@ -353,6 +355,6 @@ def train(model, loader, optimizer):
         optimizer.step()
 """,
     remedy="Call `zero_grad`, `backward`, `step`, in this order.",
-    alert="MpAgentNothingTrained",
+    alert="MpAgentLayersWithoutGradient",
     find=_find_step_before_backward,
 )
