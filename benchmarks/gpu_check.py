@@ -8,6 +8,7 @@ nothing to do, and exits 0.
 """
 
 import argparse
+import faulthandler
 import subprocess
 import sys
 import tempfile
@@ -30,8 +31,10 @@ from benchmarks.training import GPT2_MEDIUM, SMALL, Shape, make_training
 TESTS_SECONDS = 210
 SECONDS = 260
 PRECISIONS = (torch.bfloat16, torch.float16)
-_PAIRS_SHARE, _LOGGERS_SHARE = 0.15, 0.25
-"""Of the time for all, that of one precision's pairs, and of its loggers."""
+_PAIRS_SHARE, _LOGGERS_SHARE, _SMALL_SHARE = 0.15, 0.2, 0.05
+"""Of the time for all, that of one precision's pairs, of its loggers, and of the small model."""
+_STACK_AFTER = 1.2
+"""Of the time for all: who is not done by then prints where it is."""
 
 Measured = tuple[str, list[Target]]
 Expected = list[tuple[str, str]]
@@ -134,7 +137,8 @@ def _statistics(device: torch.device, sizes: Sizes) -> Measured:
 
 def _small_model(device: torch.device, sizes: Sizes) -> Measured:
     training = make_training(device, sizes.small_model)
-    return step_overhead.table(training, device, sizes.turns, sizes.turns), []
+    limit_seconds = _SMALL_SHARE * sizes.seconds
+    return step_overhead.table(training, device, sizes.turns, sizes.turns, limit_seconds), []
 
 
 def run_tests() -> int:
@@ -164,9 +168,11 @@ def main() -> int:
         return 0
     failed = not arguments.no_tests and run_tests() != 0
     device = torch.device("cuda", torch.cuda.current_device())
+    faulthandler.dump_traceback_later(_STACK_AFTER * arguments.seconds)
     for section in report(device, Sizes(seconds=arguments.seconds)):
         print(section.text, flush=True)
         failed = failed or section.failed
+    faulthandler.cancel_dump_traceback_later()
     return int(failed)
 
 

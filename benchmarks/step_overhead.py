@@ -143,8 +143,11 @@ class _NoUpdate(torch.optim.Optimizer):
         """Do nothing."""
 
 
-def probe_against_norm(directory: Path, device: torch.device, turns: int) -> Comparison:
+def probe_against_norm(
+    directory: Path, device: torch.device, turns: int, limit_seconds: float = inf
+) -> Comparison:
     """Compare the probe's whole time per step with `get_total_norm`, 200 tensors of 1 k each."""
+    until = monotonic() + limit_seconds
     parameters = [nn.Parameter(torch.randn(1024, device=device)) for _ in range(200)]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
@@ -154,7 +157,9 @@ def probe_against_norm(directory: Path, device: torch.device, turns: int) -> Com
     probe = make_probe(directory)
     norms: list[float] = []
     probes: list[float] = []
-    for _ in range(turns):
+    for turn in range(turns):
+        if turn >= PAIRS_AT_LEAST and monotonic() > until:
+            break
         norms.append(_seconds(lambda: get_total_norm(gradients)))
         idle = _seconds(bare.step)
         probe.attach(optimizer=optimizer)
@@ -203,12 +208,21 @@ def compare_training(
     return compare(what, step, directory, pairs, STEPS_PER_TURN, finish, limit_seconds)
 
 
-def table(training: Training, device: torch.device, pairs: int, norm_turns: int = 50) -> str:
-    """Return the measurements with the machine's description, as Markdown."""
+def table(
+    training: Training,
+    device: torch.device,
+    pairs: int,
+    norm_turns: int = 50,
+    limit_seconds: float = inf,
+) -> str:
+    """Return the measurements with the machine's description, as Markdown.
+
+    limit_seconds: of each of the two; after it no pair begins any more, but for the first ones.
+    """
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         rows = [
-            compare_training(training, device, Path(directory), pairs),
-            probe_against_norm(Path(directory), device, norm_turns),
+            compare_training(training, device, Path(directory), pairs, limit_seconds),
+            probe_against_norm(Path(directory), device, norm_turns, limit_seconds),
         ]
     return f"{describe(device)}\n\n{markdown(HEADER, (row.cells() for row in rows))}"
 
