@@ -284,11 +284,13 @@ def load(path: Path) -> Evidence:
 def _load_directory(path: Path) -> Evidence:
     try:
         files = sorted(path.glob(_PATTERN)) or sorted(path.glob(f"*/{_PATTERN}"))
-        deeper = bool(files) or any(path.glob(f"*/*/{_PATTERN}"))
+        files = files or sorted(path.glob(f"*/*/{_PATTERN}"))
     except OSError as error:
         raise FlightError(f"{path}: {error.strerror}") from error
-    if not files and deeper:
-        raise FlightError(f"{path}: holds the records of several runs; name one of them")
+    runs = {file.parents[1] for file in files} - {path, path.parent}
+    if len(runs) > 1:
+        names = ", ".join(sorted(run.name for run in runs))
+        raise FlightError(f"{path}: holds the records of several runs; name one of them: {names}")
     if not files:
         raise FlightError(f"{path}: holds no flight record and no ring")
     records, problems = _read_all(files)

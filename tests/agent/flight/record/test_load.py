@@ -1,5 +1,6 @@
 """A path is read as what it is, or refused by name."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -93,9 +94,13 @@ def test_what_is_no_record_is_refused_by_name(tmp_path, prepare, problem):
         load(place)
 
 
-def test_the_records_of_several_runs_are_refused(tmp_path):
-    put(tmp_path, log())
-    with pytest.raises(FlightError, match="several runs"):
+def test_of_all_runs_the_only_one_needs_no_name_and_several_are_named(tmp_path):
+    record = put(tmp_path, log()).parent
+    assert [each.identity for each in load(tmp_path).ranks] == [
+        each.identity for each in load(record).ranks
+    ]
+    shutil.copytree(record.parent, tmp_path / "another")
+    with pytest.raises(FlightError, match=f"name one of them: another, {record.parent.name}"):
         load(tmp_path)
 
 
