@@ -9,7 +9,8 @@ factor does.
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from types import FrameType
 from typing import TypeVar
 
@@ -26,14 +27,25 @@ from mp_agent.ring.interruptions import pass_on
 
 def running_step(identity: int) -> Optimizer | None:
     """Return the optimizer of that `id` if this thread is within its step; None if it is not."""
+    return next(_running_steps(identity), None)
+
+
+def is_step_within_its_own(identity: int) -> bool:
+    """Return whether a step of that optimizer runs within another, as where one calls its base's.
+
+    torch puts hooks around both, if it has made an optimizer of the base class, too.
+    """
+    return len(list(islice(_running_steps(identity), 2))) == 2
+
+
+def _running_steps(identity: int) -> Iterator[Optimizer]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is STEP:
             optimizer = frame.f_locals.get("self")
             if isinstance(optimizer, Optimizer) and id(optimizer) == identity:
-                return optimizer
+                yield optimizer
         frame = frame.f_back
-    return None
 
 
 def _nothing(optimizer: Optimizer) -> None:
@@ -238,6 +250,7 @@ class ThreadProgress(threading.local):
     """The state of the loop that this thread runs; another thread may train another model.
 
     stepping: `id` of the outermost optimizer within whose step we are.
+    steps_within: how many steps of the same optimizer have begun within that step, and not ended.
     enclosing: `id` and optimizer of a step that was counted although it is still running.
     closure_awaited: that step was given a closure, which has not returned yet.
     closure_made_gradients: there was a backward in the closure that was called last.
@@ -251,6 +264,7 @@ class ThreadProgress(threading.local):
         self.scaled_losses = ScaledLosses()
         self.scaler_steps: WatchedOptimizer | None = None
         self.stepping: int | None = None
+        self.steps_within = 0
         self.enclosing: tuple[int, WatchedOptimizer] | None = None
         self.in_closure = False
         self.closure_awaited = False

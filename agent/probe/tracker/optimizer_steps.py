@@ -8,7 +8,11 @@ from torch.optim import Optimizer
 from mp_agent.probe.optimizers.live_objects import LibraryOptimizer
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.scalars import snapshot_of
-from mp_agent.probe.step.thread_progress import running_step, within_backward
+from mp_agent.probe.step.thread_progress import (
+    is_step_within_its_own,
+    running_step,
+    within_backward,
+)
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import GradientMeasuring, StepEnd
 from mp_agent.records.steps import Phase
@@ -50,6 +54,10 @@ class OptimizerSteps:
             return
         if thread.stepping not in (None, id(optimizer)):
             return  # an optimizer within the optimizer
+        if thread.stepping is not None and is_step_within_its_own(thread.stepping):
+            thread.steps_within += 1
+            thread.closure_awaited |= has_closure
+            return
         if (watched := context.registry.of(optimizer)) is None or watched.managed:
             return
         another = not has_closure and not watched.is_of(optimizer)
@@ -68,6 +76,7 @@ class OptimizerSteps:
                 context.recorder.lost_a_step()
             self._stepped_sequence = sequence
         thread.stepping, thread.optimizer_stepped = id(optimizer), True
+        thread.steps_within = 0
         thread.in_closure, thread.closure_awaited = False, has_closure
         fused = hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf")
         if not has_closure and not fused and not context.clipping_is_compiled:
@@ -124,6 +133,9 @@ class OptimizerSteps:
             if not context.trains_other_model:
                 context.step.loss_outdated = context.step.losses > 0
         if thread.stepping != id(optimizer):
+            return
+        if thread.steps_within:
+            thread.steps_within -= 1
             return
         thread.stepping, thread.in_closure = None, False
         watched = context.registry.of(optimizer)

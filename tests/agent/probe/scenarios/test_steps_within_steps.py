@@ -5,7 +5,7 @@ from math import sqrt
 import pytest
 import torch
 
-from mp_agent.records.columns import GRADIENT_POSITIONS
+from mp_agent.records.columns import GRADIENT_POSITIONS, OPTIMIZER
 from tests.agent.probe.rings import read_ring
 from tests.agent.probe.small_model import make_loss, make_model, sum_squares
 
@@ -156,3 +156,58 @@ def test_a_step_that_raised_after_a_step_within_it_is_followed_by_others(watch):
         sqrt(record.gradients[0, GRADIENT_POSITIONS["sum_squares"]]) for record in contents.records
     ]
     assert seen == pytest.approx(norms)
+
+
+class TestAStepThatCallsThatOfItsBaseClass:
+    """torch puts its hooks around both, once there is an optimizer of the base class, too."""
+
+    @pytest.fixture(params=[False, True], ids=["plain", "closure"])
+    def contents(self, request, watch):
+        class Careful(torch.optim.SGD):
+            def step(self, closure=None):
+                loss = super().step(closure)
+                with torch.no_grad():
+                    for parameter in self.param_groups[0]["params"]:
+                        parameter.add_(1e-3)
+                return loss
+
+        watched, model = watch(measure_updates=True, layer_interval=1), make_model()
+        torch.optim.SGD(make_model(2).parameters(), lr=0.1)
+        optimizer = Careful(model.parameters(), lr=0.1)
+        self.squares: list[float] = []
+        self.updates: list[float] = []
+        for seed in range(STEPS):
+            before = [each.detach().clone() for each in model.parameters()]
+
+            def evaluate(seed=seed) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = make_loss(model, seed)
+                loss.backward()
+                self.squares.append(sum_squares(model))
+                return loss
+
+            if request.param:
+                optimizer.step(evaluate)
+            else:
+                evaluate()
+                optimizer.step()
+            changes = [a.detach() - b for a, b in zip(model.parameters(), before, strict=True)]
+            self.updates.append(sum(float(each.double().square().sum()) for each in changes))
+        return contents_of(watched)
+
+    def test_is_one_step_with_the_gradients_that_it_began_with(self, contents):
+        assert len(contents.records) == STEPS
+        assert [row.gradients[0, 0] for row in contents.records] == pytest.approx(self.squares)
+
+    def test_its_update_is_that_of_both(self, contents):
+        measured = {
+            sequence: sum(row["update_sum_squares"] for row in layers.values())
+            for sequence, layers in contents.rows(OPTIMIZER).items()
+        }
+        assert measured
+        for sequence, found in measured.items():
+            assert found == pytest.approx(self.updates[sequence - 1])
+
+    def test_and_none_is_counted_as_lost(self, contents):
+        assert contents.state.records_dropped == 0
+        assert contents.state.probe_errors == 0
