@@ -1,0 +1,1 @@
+"""Trainings with silent errors, and which conditions find them."""
