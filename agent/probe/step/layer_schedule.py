@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, isfinite, isnan, log2, sqrt
 
+import numpy as np
 import torch
 
 from mp_agent.records.columns import GRADIENT_POSITIONS
@@ -226,8 +227,33 @@ _EARLY_STEPS = 100
 _EARLY_INTERVAL = 10
 _TROUBLE_STEPS_IN_A_ROW = 3
 
+_ZERO_SHARES_KEPT = 32
+_ZERO_SHARE_RISE = 0.01
+
 _SUM_SQUARES = GRADIENT_POSITIONS["sum_squares"]
+_ZEROS_OF_ELEMENTS = (GRADIENT_POSITIONS["zero_elements"], GRADIENT_POSITIONS["elements"])
 _NONFINITE = tuple(GRADIENT_POSITIONS[name] for name in ("nan_elements", "inf_elements"))
+
+
+class _ZeroShares:
+    """Notices that more of the gradients' elements are exactly 0 than on any step of late.
+
+    A layer that no longer gets a gradient raises that share by its own.
+    """
+
+    def __init__(self) -> None:
+        self._shares: deque[float] = deque(maxlen=_ZERO_SHARES_KEPT)
+
+    def rise_on(self, totals_GC: FloatArray) -> bool:
+        """Return whether the share rises with this step beyond its own variation, and by 1 %."""
+        zeros, elements = np.nansum(totals_GC[:, _ZEROS_OF_ELEMENTS], axis=0).tolist()
+        if not elements:
+            return False
+        share, shares = zeros / elements, self._shares
+        known = len(shares) == _ZERO_SHARES_KEPT
+        high, low = (max(shares), min(shares)) if known else (1.0, 1.0)
+        shares.append(share)
+        return share > high + max(high - low, _ZERO_SHARE_RISE)
 
 
 class LayerSchedule:
@@ -235,8 +261,8 @@ class LayerSchedule:
 
     Lasting trouble is measured `_TROUBLE_STEPS_IN_A_ROW` times and then every 10 steps, so
     that a run that is lost anyway does not pay twice on every step. After steps whose gradients
-    are not finite, or that a scaler or the guard skipped, the schedule itself is denser
-    (`DenseSampling`).
+    are not finite, or more often zero than before, or that a scaler or the guard skipped, the
+    schedule itself is denser (`DenseSampling`).
     """
 
     def __init__(
@@ -251,6 +277,7 @@ class LayerSchedule:
         self._norm_limit = thresholds["grad_norm_high"]
         self._trouble_in_a_row: dict[str, int] = {}
         self._after_trouble = DenseSampling()
+        self._zero_shares = _ZeroShares()
 
     def due(self, sequence: int) -> bool:
         """Return whether step `sequence` is one of those that are always measured."""
@@ -275,14 +302,18 @@ class LayerSchedule:
 
         What the ranks know alike counts: replicas have the same gradients, and a norm that
         clipping computed and the flags of a skipped step, by a scaler or by the guard, are of all
-        shards. The norm of a rank's own shards is not, nor is its own loss.
+        shards. The norm of a rank's own shards is not, nor is its own loss; of zeros each shard of
+        a layer has its part.
         """
-        if sequence > _EARLY_STEPS and (
+        troubled = (
             scalars.get("skipped", 0.0) > 0.0
             or scalars.get("guard_skip_update", 0.0) > 0.0
             or not isfinite(scalars.get("clip_norm", 0.0))
             or (totals_GC is not None and bool((totals_GC[:, _NONFINITE] > 0.0).any()))
-        ):
+        )
+        if not troubled and totals_GC is not None:
+            troubled = self._zero_shares.rise_on(totals_GC)
+        if troubled and sequence > _EARLY_STEPS:
             self._after_trouble.note_trouble(sequence)
 
     def follows_trouble(self, sequence: int) -> bool:

@@ -147,6 +147,28 @@ def test_trouble_of_the_first_hundred_steps_which_are_dense_anyway_changes_nothi
     assert schedule.due(110)
 
 
+@pytest.mark.parametrize(
+    ("before", "share", "dense"),
+    [
+        ([0.0], 0.02, True),
+        ([0.0], 0.009, False),
+        ([0.5, 0.8, 0.6], 1.0, False),
+        ([0.5, 0.51], 0.7, True),
+        ([0.5], 0.1, False),
+    ],
+)
+def test_gradients_that_are_more_often_zero_than_before_make_it_denser(before, share, dense):
+    schedule = LayerSchedule(1000, DEFAULTS)
+    for step in range(101, 301):
+        schedule.note_step(step, {}, zeros(before[step % len(before)]))
+    schedule.note_step(301, {}, zeros(share))
+    assert schedule.due(310) == dense
+
+
+def zeros(share: float):
+    return torch.tensor([[1.0, 1, 1000 * share, 0, 0, 1000]]).numpy()
+
+
 def test_lasting_trouble_costs_ten_samples_in_five_hundred_steps():
     schedule = LayerSchedule(100_000, DEFAULTS)
     due = []
