@@ -226,6 +226,8 @@ class DenseSampling:
 _EARLY_STEPS = 100
 _EARLY_INTERVAL = 10
 _TROUBLE_STEPS_IN_A_ROW = 3
+_DENSE_ANYWAY_STEPS = _EARLY_STEPS - 3 * _EARLY_INTERVAL
+"""Trouble until then has three early samples or more after it."""
 
 _ZERO_SHARES_KEPT = 32
 _ZERO_SHARE_RISE = 0.01
@@ -313,7 +315,7 @@ class LayerSchedule:
         )
         if not troubled and totals_GC is not None:
             troubled = self._zero_shares.rise_on(totals_GC)
-        if troubled and sequence > _EARLY_STEPS:
+        if troubled and sequence > _DENSE_ANYWAY_STEPS:
             self._after_trouble.note_trouble(sequence)
 
     def follows_trouble(self, sequence: int) -> bool:
