@@ -70,6 +70,21 @@ class Learning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoopMistakes:
+    """Mistakes in the order of the training loop, and autocast without effect.
+
+    steps: mistake → consecutive steps. discarded: backwards of the last step whose gradients were
+    cleared before they were used. fp32_share: of linear layers and convolutions under autocast, at
+    the last sample. fp32_samples: consecutive ones on which it was above its limit.
+    """
+
+    steps: Mapping[str, int] = field(default_factory=dict)
+    discarded: float | None = None
+    fp32_share: float | None = None
+    fp32_samples: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NormStanding:
     """The usual gradient norm of an optimizer, and the largest that was ever usual.
 

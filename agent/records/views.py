@@ -12,6 +12,7 @@ from mp_agent.records.health import (
     LayersWithoutGradient,
     Learning,
     LogitGrowth,
+    LoopMistakes,
     LossHistory,
     LossScaleHistory,
     NormStanding,
@@ -131,6 +132,7 @@ class RunView:
     loss: LossHistory = field(default_factory=LossHistory)
     loss_scale: LossScaleHistory = field(default_factory=LossScaleHistory)
     learning: Learning = field(default_factory=Learning)
+    loop: LoopMistakes = field(default_factory=LoopMistakes)
     norms: Mapping[str, NormStanding] = field(default_factory=dict)
     """Standings by optimizer; the main one, or that of the whole model, under the empty name."""
     norm_extremes: Mapping[str, tuple[float, float]] = field(default_factory=dict)

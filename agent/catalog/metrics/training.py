@@ -238,9 +238,44 @@ LEARNING_RATE_JUMPS = counter(
     count=lambda change: float(change.rate_jumped),
     evidence_step=lambda change: change.rate_jump_step,
 )
+LOOP_MISTAKE_STEPS = gauge(
+    "mp_agent.loop.mistake.steps",
+    "{step}",
+    labels=("mistake",),
+    help="Consecutive steps, skipped ones left out, on which the training loop made a mistake: "
+    "`gradients add up` (an optimizer used those of its step before again, which were not "
+    "cleared), `gradients discarded` (those of whole backwards were cleared before any step had "
+    "used them), `clipping after the step` (of gradients that it had used), `evaluation mode` (of "
+    "a model that was trained in training mode before).",
+    read=lambda run: {(mistake,): float(steps) for mistake, steps in run.loop.steps.items()},
+)
+AUTOCAST_FP32_SAMPLES = gauge(
+    "mp_agent.autocast.fp32.samples",
+    "{sample}",
+    thresholds=("autocast_fp32_share",),
+    help="Consecutive samples in which mp_agent_autocast_fp32_ratio was above its limit.",
+    read=lambda run: None if run.loop.fp32_share is None else float(run.loop.fp32_samples),
+)
+AUTOCAST_FP32_SHARE = gauge(
+    "mp_agent.autocast.fp32",
+    "1",
+    help="Share of FP32 among the results of linear layers and convolutions on a step on which "
+    "autocast to 16 bits was on: on every 17th, and where a graph of the loss shows them.",
+    read=lambda run: run.loop.fp32_share,
+)
 
 LEARNING_METRICS = (
     UNTRAINED_STEPS,
+    LOOP_MISTAKE_STEPS,
+    gauge(
+        "mp_agent.loop.discarded_backwards",
+        "{backward}",
+        help="Backwards before the last step whose gradients were cleared before any step had "
+        "used them, where the loop is not known to do so on purpose; absent without any.",
+        read=lambda run: run.loop.discarded,
+    ),
+    AUTOCAST_FP32_SAMPLES,
+    AUTOCAST_FP32_SHARE,
     GRAD_NONFINITE_REPEATED,
     GRAD_NONFINITE_REPLACED,
     LEARNING_RATE_JUMPS,

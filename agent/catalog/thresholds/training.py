@@ -180,6 +180,30 @@ TRAINING_THRESHOLDS = (
         "explain",
     ),
     Threshold(
+        name="loop_mistake_steps",
+        value=32.0,
+        unit="{step}",
+        meaning="consecutive steps with a mistake in the order of clearing, clipping and stepping",
+    ),
+    Threshold(
+        name="evaluation_mode_steps",
+        value=32.0,
+        unit="{step}",
+        meaning="consecutive steps in evaluation mode, of a model that was in training mode before",
+    ),
+    Threshold(
+        name="autocast_fp32_share",
+        value=0.5,
+        unit="1",
+        meaning="share of FP32 among linear layers and convolutions under autocast to 16 bits",
+    ),
+    Threshold(
+        name="autocast_fp32_samples",
+        value=3.0,
+        unit="{sample}",
+        meaning="consecutive samples above autocast_fp32_share from which autocast has no effect",
+    ),
+    Threshold(
         name="scaled_clip_steps",
         value=16.0,
         unit="{step}",

@@ -1,13 +1,25 @@
-"""Detects steps that cannot have trained, learning rate jumps and clipping of scaled gradients."""
+"""Detects steps that cannot have trained, learning rate jumps, clipping of scaled gradients.
+
+And mistakes in the order of a loop's calls, of which the probe says on which step it saw them.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
 
 from mp_agent.node.accounting.loss_reference import LossReference
+from mp_agent.node.accounting.loss_scale import UNTOUCHED
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.node.accounting.windows import median
-from mp_agent.records.health import Learning
+from mp_agent.records.columns import (
+    AUTOCAST_FP32_SHARE,
+    BACKWARDS_DISCARDED,
+    GRADIENT_FACTOR,
+    GRADIENTS_ADD_UP,
+    LATE_CLIPPING,
+    LEFT_IN_EVALUATION,
+)
+from mp_agent.records.health import Learning, LoopMistakes
 from mp_agent.records.merged import MergedStep
 
 ZERO_LOSS = "loss 0 with non-finite gradients"
@@ -221,3 +233,47 @@ class LearningTracker(Tracker):
             self.restarted_steps = 0
         elif known is not None:
             self.restarted_steps = known + 1
+
+
+MISTAKES: Mapping[str, str] = {
+    GRADIENTS_ADD_UP: "gradients add up",
+    BACKWARDS_DISCARDED: "gradients discarded",
+    LATE_CLIPPING: "clipping after the step",
+    LEFT_IN_EVALUATION: "evaluation mode",
+}
+"""What a step column that is above 0 shows."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LoopTracker(Tracker):
+    """For how many steps in a row the loop has made a mistake, and autocast had no effect."""
+
+    steps: dict[str, int] = field(default_factory=dict)
+    """Consecutive steps by mistake."""
+    discarded: float | None = None
+    """Backwards of the last of the steps with such whose gradients were discarded."""
+    fp32_share: float | None = None
+    fp32_samples: int = 0
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Account for a closed step; one that a scaler has skipped used no gradients."""
+        if step.skipped:
+            return
+        found = [mistake for column, mistake in MISTAKES.items() if step.flag(column)]
+        factor = step.get(GRADIENT_FACTOR)
+        if factor is not None and abs(factor - 1.0) > UNTOUCHED:  # the script's own gradients
+            found = [mistake for mistake in found if mistake != MISTAKES[BACKWARDS_DISCARDED]]
+        self.steps = {mistake: self.steps.get(mistake, 0) + 1 for mistake in found}
+        self.discarded = step.get(BACKWARDS_DISCARDED)
+        if (share := step.get(AUTOCAST_FP32_SHARE)) is not None:
+            high = share > context.thresholds["autocast_fp32_share"]
+            self.fp32_share, self.fp32_samples = share, self.fp32_samples + 1 if high else 0
+
+    def view(self) -> LoopMistakes:
+        """Return for how long each lasts."""
+        return LoopMistakes(
+            steps=self.steps,
+            discarded=self.discarded,
+            fp32_share=self.fp32_share,
+            fp32_samples=self.fp32_samples,
+        )

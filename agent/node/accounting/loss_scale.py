@@ -106,7 +106,7 @@ _VARIED = 0.01
 _FACTORS = 16
 """The latest factors that count."""
 _FACTORS_AT_LEAST = 4
-_UNTOUCHED = 1e-6
+UNTOUCHED = 1e-6
 _UNTOUCHED_SHARE = 0.5
 _SCALE_MIN = 64.0
 """Factor of a loss, of which gradients are relieved before the step, that is no mere mean."""
@@ -155,7 +155,7 @@ class Misreadings(Tracker):
     def _untouched(self) -> bool:
         """Whether nothing changes the gradients between backward and the step."""
         factors = self.gradient_factors
-        same = sum(abs(factor - 1.0) <= _UNTOUCHED for factor in factors)
+        same = sum(abs(factor - 1.0) <= UNTOUCHED for factor in factors)
         return len(factors) >= _FACTORS_AT_LEAST and same >= _UNTOUCHED_SHARE * len(factors)
 
     def _is_clipped(self, steps_at_least: int = WINDOW_STEPS) -> bool:

@@ -18,7 +18,7 @@ from mp_agent.node.accounting.instruments import (
 )
 from mp_agent.node.accounting.latest import LatestStep, OptimizerTracker, ReplicaTracker
 from mp_agent.node.accounting.layer_health import LayerHealth
-from mp_agent.node.accounting.learning import LearningTracker
+from mp_agent.node.accounting.learning import LearningTracker, LoopTracker
 from mp_agent.node.accounting.loss import LossTracker
 from mp_agent.node.accounting.loss_scale import FloorSkips, LossScaleTracker, Misreadings
 from mp_agent.node.accounting.ranks import Pace, ReductionTracker, StragglerTracker
@@ -38,6 +38,7 @@ class Progress:
 
     incident: IncidentTracker = field(default_factory=IncidentTracker)
     learning: LearningTracker = field(default_factory=LearningTracker)
+    loop: LoopTracker = field(default_factory=LoopTracker)
     misreadings: Misreadings = field(default_factory=Misreadings)
     norms: NormTracker = field(default_factory=NormTracker)
     losses: LossTracker = field(default_factory=LossTracker)
@@ -79,6 +80,7 @@ class Progress:
             loss=self.losses.view(context),
             loss_scale=self.loss_scale.view(),
             learning=self.learning.view(),
+            loop=self.loop.view(),
             norms=self.norms.view(),
             norm_extremes=self.windows.view(context, time_unix_seconds),
             optimizers=self.optimizers.views,

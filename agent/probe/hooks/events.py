@@ -21,8 +21,8 @@ class Events(Protocol):
     def between_steps(self) -> bool:
         """Whether training has begun and neither a backward nor an optimizer is running."""
 
-    def autocast_entered(self, dtype: torch.dtype) -> None:
-        """Called when autocast to `dtype` has been switched on."""
+    def autocast_entered(self, dtype: torch.dtype, with_gradients: bool) -> None:
+        """Called when autocast to `dtype` is switched on; with gradients, as for training."""
 
     def loss_scaled(self, scaler: GradScaler, outputs: object, scaled: object) -> None:
         """Called when an enabled `scaler.scale(outputs)` has computed `scaled`."""
@@ -125,8 +125,8 @@ class Events(Protocol):
     def engine_step_ended(self, engine: Engine) -> None:
         """Called when an engine has stepped, or skipped the step."""
 
-    def mode_changed(self, module: nn.Module, training: bool) -> None:
-        """Called when an outermost `module.train(training)` has returned."""
+    def mode_changed(self, module: nn.Module, training: bool, before: bool) -> None:
+        """Called when an outermost `module.train(training)` has returned; `before`: its mode."""
 
     def evaluation(self, sign: str, begins: bool) -> None:
         """Called when a sign of evaluation has appeared, or disappeared."""

@@ -40,7 +40,8 @@ def install_autocast(patches: Patches, events: Events, shield: Shield) -> None:
         def enter(self: autocast_mode.autocast) -> Any:
             # Before autocast is on: a signal handler that raises here would leave it on for good.
             if not torch.compiler.is_compiling() and self._enabled and self.fast_dtype is not None:
-                shield.run("autocast", events.autocast_entered, self.fast_dtype)
+                with_gradients = torch.is_grad_enabled()
+                shield.run("autocast", events.autocast_entered, self.fast_dtype, with_gradients)
             return original(self)
 
         return enter
@@ -193,11 +194,12 @@ def _mode(events: Events, shield: Shield) -> Wrapper:
             if torch.compiler.is_compiling() or getattr(within, "call", False):
                 return original(self, mode)
             within.call = True  # a module calls this of its children
+            before = bool(getattr(self, "training", False))
             try:
                 result = original(self, mode)
             finally:
                 within.call = False
-            shield.run("mode", events.mode_changed, self, bool(mode))
+            shield.run("mode", events.mode_changed, self, bool(mode), before)
             return result
 
         return train

@@ -8,6 +8,8 @@ from itertools import count
 from torch import nn
 from torch.optim import Optimizer
 
+from mp_agent.probe.optimizers.gradient_use import GradientUse
+from mp_agent.probe.optimizers.model_mode import ModelMode
 from mp_agent.probe.optimizers.parameter_names import optimizer_parameters
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar
@@ -54,6 +56,8 @@ class WatchedOptimizer:
         """Steps of the run since it became a candidate."""
         self.thread: int | None = None
         """The one in which its gradients were measured last."""
+        self.use = GradientUse()
+        self.mode = ModelMode()
         self._make_plan = make_plan
         self._plan: MeasurementPlan | None = None
         self._optimizer = weakref.ref(optimizer, self._forget)

@@ -168,7 +168,7 @@ class GradientTrace:
         """
         self._before, self._makes_none = None, not made_any
         if made_any and self._looks_at(plan, sequence):
-            self._before = self._tried(lambda: [part.clone() for part in _parts(plan)])
+            self._before = self._tried(lambda: [part.clone() for part in gradient_parts(plan)])
 
     def is_idle(self, sequence: int) -> bool:
         """Return whether nothing is known, or looked for, of step `sequence`."""
@@ -206,7 +206,7 @@ def _changes(
     if copied := _gradients(plan.copies):
         before, now = _gradients(source() for source in plan.sources), copied
     else:
-        now = _parts(plan)
+        now = gradient_parts(plan)
         if before is not None and len(before) != len(now):
             return None
     if not before or not now:
@@ -222,7 +222,7 @@ def _is_due(sequence: int) -> bool:
     return sequence % interval == 0
 
 
-def _parts(plan: MeasurementPlan) -> list[torch.Tensor]:
+def gradient_parts(plan: MeasurementPlan) -> list[torch.Tensor]:
     """Return the first elements of a few gradients as they are; of those there are."""
     slots = plan.slots
     places = sorted({len(slots) * part // _TENSORS for part in range(_TENSORS)} | {len(slots) - 1})
@@ -281,6 +281,10 @@ class ThreadProgress(threading.local):
         """Loss of the backward that is about to begin."""
         self.clipped: list[WatchedOptimizer] = []
         """Optimizers whose gradients are being clipped."""
+        self.clips_late = False
+        """The clipping under way is of gradients that were used already."""
+        self.autocast_step = 0
+        """Number of the step in which autocast to 16 bits was last on for training."""
         self.measures: set[str] = set()
         """Labels of the optimizers whose gradients this thread makes."""
         self.weights = WeightsMark()

@@ -10,10 +10,12 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
+from mp_agent.probe.step.products import fp32_share, fp32_share_is_due
 from mp_agent.probe.step.thread_progress import loss_of, within_backward
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import GradientMeasuring, StepEnd
 from mp_agent.probe.tracker.optimizer_steps import OptimizerSteps
+from mp_agent.records.columns import AUTOCAST_FP32_SHARE
 from mp_agent.records.steps import Phase
 
 
@@ -149,6 +151,8 @@ class BackwardTracking:
         if context.trains_other_model:
             return
         context.parts.backward_ended(within_step=thread.in_closure)
+        watched = context.registry.roles.watched
+        context.order.backward_ended(watched, in_closure=thread.in_closure)
         context.instruments.backward_ended(context.step)
         if (plan := context.marked_plan()) is not None:
             thread.gradients.backward_ended(plan)
@@ -193,6 +197,7 @@ class BackwardTracking:
             return
         if not first.is_cleared_by(owner):
             return
+        first.use.clearing()
         if context.thread.weights.moved:
             self._measuring.measure_for_good(first)
         context.instruments.gradients_cleared()
@@ -226,6 +231,8 @@ class BackwardTracking:
         context, thread = self._context, self._context.thread
         context.step.backward_seconds = perf_counter()
         context.instruments.end(context.step)
+        context.order.backward_begins(context.registry.roles.watched, context.step.sequence)
+        self._look_at_products(roots)
         first = context.registry.first
         if not thread.in_closure and first is not None and (plan := first.plan()) is not None:
             thread.weights.set(plan)
@@ -235,3 +242,12 @@ class BackwardTracking:
         context.instruments.backward_begins(context.step)
         self._losses_before = 0 if context.step.loss_outdated else context.step.losses
         self._losses.add_from_backward(roots, seeds)
+
+    def _look_at_products(self, roots: object) -> None:
+        """On some steps under autocast, note how many of the products in it were in FP32 yet."""
+        context = self._context
+        step = context.step
+        if context.thread.autocast_step != step.sequence or not fp32_share_is_due(step.sequence):
+            return
+        if AUTOCAST_FP32_SHARE not in step.scalars and (share := fp32_share(roots)) is not None:
+            step.scalars[AUTOCAST_FP32_SHARE] = share

@@ -14,6 +14,7 @@ from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.ring_connection import RingConnection
 from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
 from mp_agent.probe.step.boundaries import StepBoundaries, TrainerStep
+from mp_agent.probe.step.loop_order import LoopOrder
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.step.phases import PhaseMarks, StepParts
 from mp_agent.probe.step.thread_progress import ThreadProgress
@@ -34,6 +35,7 @@ class TrackerContext:
     boundaries: StepBoundaries = field(default_factory=StepBoundaries)
     thread: ThreadProgress = field(default_factory=ThreadProgress)
     """State of the calling thread's own training loop."""
+    order: LoopOrder = field(default_factory=LoopOrder)
     trainer_step: TrainerStep = field(default_factory=TrainerStep)
     run_thread: int | None = None
     """Thread in which the first optimizer stepped last, or before its first step, in which its

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from math import isnan
+from math import inf, isnan
 from threading import get_ident
 
 import torch
@@ -16,7 +16,12 @@ from mp_agent.probe.placement import world_size
 from mp_agent.probe.scalars import Scalar, add, reciprocal, scalar_of, snapshot_of
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.tracker.context import TrackerContext
-from mp_agent.records.columns import GRADIENT_FACTOR, GRADIENTS_REPLACED, LOSS_FACTOR
+from mp_agent.records.columns import (
+    GRADIENT_FACTOR,
+    GRADIENTS_REPLACED,
+    LATE_CLIPPING,
+    LOSS_FACTOR,
+)
 from mp_agent.records.steps import Phase
 
 
@@ -74,6 +79,8 @@ class StepEnd:
             roles.confirm(watched)
         step = context.boundaries.of(watched)
         ends_step = step is context.boundaries.step
+        skipped = watched.scalars.get("skipped") == 1.0
+        context.order.stepped(watched, roles.watched, step, skipped=skipped)
         context.instruments.optimizer_stepped(step, watched)
         awaited = roles.awaited
         roles.stepped(watched)
@@ -269,6 +276,8 @@ class GradientMeasuring:
         if self._has_other_gradients(step, point):
             step.drop_loss()
             context.note_unsupported(OWN_GRADIENTS)
+        if context.order.suspects_discarding and gradients.moved:
+            context.order.script_changes_gradients()
         measures_late = point in ("clip", "optimizer_step") and not self._gradients_change
         if measures_late and gradients.moved and world_size() == 1:
             self._gradients_change = True
@@ -309,6 +318,10 @@ class ClippingTracking:
         context = self._context
         holding = context.registry.holding(parameters)
         clipped = [watched for watched in holding if not watched.managed]
+        context.thread.clips_late = context.order.clips(clipped)
+        if context.thread.clips_late:
+            context.step.scalars[LATE_CLIPPING] = 1.0
+            return
         for watched in clipped:
             self._measuring.measure(watched, "clip", context.inverse_scale(watched))
         context.thread.clipped = [
@@ -320,6 +333,10 @@ class ClippingTracking:
     def norm_known(self, max_norm: object, total_norm: object) -> None:
         """Record the limit and the norm of the clipping under way."""
         limit, norm = snapshot_of(max_norm), snapshot_of(total_norm)
+        if self._context.thread.clips_late:
+            if limit == inf:  # it only asks for the norm
+                self._context.step.scalars.pop(LATE_CLIPPING, None)
+            return
         if limit is None or norm is None:
             return
         clipped: list[WatchedOptimizer] = self._context.thread.clipped

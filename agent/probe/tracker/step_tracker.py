@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mp_agent.probe.isolation import Shield
 from mp_agent.probe.optimizers.engine import Engine, OwningEngine
+from mp_agent.probe.optimizers.roles import Role
 from mp_agent.probe.scalars import add, reciprocal, scalar_of, snapshot_of
 from mp_agent.probe.tracker.backward import BackwardTracking, LossTracking
 from mp_agent.probe.tracker.context import TrackerContext
@@ -38,20 +39,27 @@ class ActivityTracking:
         """Whether training has begun and neither a backward nor an optimizer is running."""
         return self._context.phases.between_steps
 
-    def mode_changed(self, module: nn.Module, training: bool) -> None:
+    def mode_changed(self, module: nn.Module, training: bool, before: bool) -> None:
         """Treat the evaluation mode of the model that is trained as evaluation."""
-        first = self._context.registry.first
-        plan = None if first is None else first.plan()
-        if plan is None or self._context.trains_other_model:
+        context = self._context
+        if context.trains_other_model or context.registry.first is None:
             return
-        if plan.identities <= {id(each) for each in nn.Module.parameters(module)}:
+        held = {id(each) for each in nn.Module.parameters(module)}
+        for watched in context.registry.known:
+            if (plan := watched.plan()) is None or not plan.identities <= held:
+                continue
+            watched.mode.told(module, trained_before=before and watched.stepped_in_pass > 0)
+            if watched.role is not Role.FIRST:
+                continue
             evaluated = weakref.ref(module)
 
-            def is_over() -> bool:  # Lightning sets the attribute, and calls nothing
+            def is_over(
+                evaluated: weakref.ref[nn.Module] = evaluated,
+            ) -> bool:  # Lightning sets the attribute, and calls nothing
                 found = evaluated()
                 return found is None or found.training
 
-            self._context.phases.evaluation("mode", not training, is_over)
+            context.phases.evaluation("mode", not training, is_over)
 
     def evaluation(self, sign: str, begins: bool) -> None:
         """Treat a stretch without gradients, between two steps, as evaluation."""
@@ -131,6 +139,7 @@ class EngineSteps:
 
 _TEARDOWN_PAUSE_SECONDS = 0.1
 
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 STEP_ON_DEVICE = "observe(step=…) of a tensor on a GPU"
 
 
@@ -230,9 +239,11 @@ class StepTracker:
         """Count no optimizer's step while `stepping`: torch makes it, to fill in empty state."""
         self._optimizers.paused = stepping
 
-    def autocast_entered(self, dtype: torch.dtype) -> None:
-        """Record the precision."""
+    def autocast_entered(self, dtype: torch.dtype, with_gradients: bool) -> None:
+        """Record the precision, and that autocast is on in this step, for training."""
         self._context.traits.autocast_dtype = dtype
+        if with_gradients and dtype in _SIXTEEN_BITS:
+            self._context.thread.autocast_step = self._context.step.sequence
 
     def loss_scaled(self, scaler: GradScaler, outputs: object, scaled: object) -> None:
         """See `LossTracking.scaled`."""

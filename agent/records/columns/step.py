@@ -6,6 +6,11 @@ from mp_agent.records.columns.column import Column
 GRADIENT_FACTOR = "gradient_factor"
 GRADIENTS_REPLACED = "gradients_replaced"
 LOSS_FACTOR = "loss_factor"
+GRADIENTS_ADD_UP = "gradients_add_up"
+BACKWARDS_DISCARDED = "backwards_discarded"
+LATE_CLIPPING = "late_clipping"
+LEFT_IN_EVALUATION = "left_in_evaluation"
+AUTOCAST_FP32_SHARE = "autocast_fp32_share"
 
 COMMON_STEP_COLUMNS = (
     Column("loss", Algebra.MEAN, "sum over the backwards of the step; absent when not finite"),
@@ -99,6 +104,36 @@ COMMON_STEP_COLUMNS = (
         Algebra.MAX,
         "constant by which the tensor that backward started from was multiplied last; on the same "
         "steps, where backward made none of the gradients that were measured",
+    ),
+    Column(
+        GRADIENTS_ADD_UP,
+        Algebra.MAX,
+        "1 if an optimizer used, besides new gradients, those that its step before had used: they "
+        "were not cleared; 0 or absent if none did",
+    ),
+    Column(
+        BACKWARDS_DISCARDED,
+        Algebra.MAX,
+        "backwards before the step whose gradients were cleared before any optimizer had used them, "
+        "made by the same line of code as one that was used; absent without any",
+    ),
+    Column(
+        LATE_CLIPPING,
+        Algebra.MAX,
+        "1 if gradients were clipped that a step had used already, and nothing had changed since; "
+        "absent if not",
+    ),
+    Column(
+        LEFT_IN_EVALUATION,
+        Algebra.MAX,
+        "1 if an optimizer stepped a model that is in evaluation mode as a whole, after steps in "
+        "training mode, and has layers that depend on it; absent if not",
+    ),
+    Column(
+        AUTOCAST_FP32_SHARE,
+        Algebra.MEAN,
+        "share of FP32 among the results of the linear layers and convolutions that the loss was "
+        "computed by, while autocast to 16 bits was on in the step; on some steps",
     ),
 )
 """What every rank knows of a step as a whole."""

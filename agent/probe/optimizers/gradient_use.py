@@ -1,0 +1,115 @@
+"""What has become of an optimizer's gradients since it stepped, by a few of them.
+
+Which tensors they are, and torch's count of in-place changes, tell whether they were cleared or
+added to; no number of theirs is read. Only what is done to `grad.data` is not counted.
+"""
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, local_of
+from mp_agent.probe.scalars import Scalar
+
+_State = tuple[int, int]
+"""Which tensor a gradient is, and how often it was changed in place."""
+
+
+class GradientUse:
+    """Follows the first, a middle and the last of the gradients that an optimizer has used.
+
+    adds_up: whether its last step used, besides new gradients, those of the step before: 1 or 0,
+    on a device where that depends on their numbers; None where it is not known.
+    """
+
+    def __init__(self) -> None:
+        self.adds_up: Scalar | None = None
+        self.steps_adding_up = 0
+        """Consecutive ones, by all that is known without reading numbers."""
+        self.remains: Scalar | None = None
+        """Whether numbers of the kept gradients that were looked at are not 0."""
+        self._slots = 0
+        """`id` of the layers of the plan that the parameters are of."""
+        self._parameters: tuple[weakref.ref[torch.Tensor], ...] = ()
+        self._seen: list[_State | None] = []
+        """The gradients as the last event has left them."""
+        self._kept = False
+        """The gradients that the last step has used are there; backwards may have added to them."""
+        self._added = False
+        self._clearing = False
+        self._addresses: list[int] = []
+
+    @property
+    def kept(self) -> bool:
+        """Whether gradients that the last step has used were there as the last backward began."""
+        return self._kept
+
+    @property
+    def is_as_used(self) -> bool:
+        """Whether the gradients are still those that the last step has used, and nothing else."""
+        return self._kept and not self._added and self._states() == self._seen
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether others have taken the place of the gradients as `note_addresses` found them."""
+        return self._addresses != self._addresses_now()
+
+    def note_addresses(self) -> None:
+        """Remember where the gradients lie; some scripts give `grad.data` others."""
+        self._addresses = self._addresses_now()
+
+    def _addresses_now(self) -> list[int]:
+        found = [ref() for ref in self._parameters]
+        gradients = [each.grad for each in found if each is not None and each.grad is not None]
+        return [local_of(each).data_ptr() for each in gradients if each.layout is torch.strided]
+
+    def clearing(self) -> None:
+        """Expect `zero_grad` to clear them."""
+        self._clearing = True
+
+    def backward_begins(self) -> bool:
+        """Return whether the gradients that the last event has left were cleared since."""
+        now, before = self._states(), self._seen
+        changed = now != before
+        cleared = changed and all(
+            old is None or new is None or (self._clearing and new != old)
+            for old, new in zip(before, now, strict=True)
+        )
+        self._kept &= not changed
+        self._seen, self._clearing, self.remains = now, False, None
+        return cleared
+
+    def backward_ended(self) -> bool:
+        """Return whether the backward has made, or added to, any of them."""
+        now = self._states()
+        touched = now != self._seen
+        self._added |= touched
+        self._seen = now
+        return touched
+
+    def used(self, plan: MeasurementPlan) -> None:
+        """Note that the optimizer has stepped with them."""
+        if self._kept and self._added:
+            self.adds_up = 1.0 if self.remains is None else self.remains
+            self.steps_adding_up += 1
+        else:
+            self.adds_up, self.steps_adding_up = 0.0, 0
+        if self._slots != id(plan.slots) or None in self._seen:
+            self._slots = id(plan.slots)
+            self._parameters = tuple(map(weakref.ref, _inspected(plan.slots)))
+        self._seen, self._added = self._states(), False
+        self._kept = any(state is not None for state in self._seen)
+
+    def _states(self) -> list[_State | None]:
+        found: list[_State | None] = []
+        for reference in self._parameters:
+            gradient = None if (parameter := reference()) is None else parameter.grad
+            found.append(None if gradient is None else (id(gradient), gradient._version))
+        return found
+
+
+def _inspected(slots: Sequence[LayerSlot]) -> list[torch.Tensor]:
+    """Return the first, a middle and the last of the parameters that have gradients."""
+    found = [slot.parameter for slot in slots if slot.parameter.grad is not None]
+    return [found[at] for at in sorted({0, len(found) // 2, len(found) - 1})] if found else []
