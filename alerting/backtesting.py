@@ -27,6 +27,7 @@ class Quantity(Enum):
     CODE = "what a check of the code found"
     DISTRIBUTION = "how gradients are distributed"
     OPTIMIZER = "the weights' updates and the optimizer's state"
+    LOOP = "the order of the loop's calls, and modes"
     ACTIVATIONS = "outputs of modules"
     LOGITS = "logits of attention and of the output"
     ROUTERS = "routers of mixtures of experts"

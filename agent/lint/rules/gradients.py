@@ -109,7 +109,7 @@ def train(model, loader, optimizer):
 """,
     remedy="Call `optimizer.zero_grad()` once per step: before the first `backward()` of the "
     "step, or right after `optimizer.step()`.",
-    alert="MpAgentLossDiverging",
+    alert="MpAgentGradientsAddUp",
     find=_find_gradients_add_up,
 )
 
@@ -220,9 +220,7 @@ def train(model, loader, optimizer, accumulate):
             optimizer.zero_grad()
 """,
     remedy="Clear the gradients right after the step, under the same condition.",
-    alert="",
-    no_alert="The gradients of the last micro-batch look like those of a smaller batch; nothing "
-    "in the numbers says that others were meant.",
+    alert="MpAgentGradientsDiscarded",
     find=_find_cleared_unused,
 )
 
@@ -299,9 +297,7 @@ def train(model, loader, optimizer):
         optimizer.step()
 """,
     remedy="Move the clipping between `backward()` (and `scaler.unscale_`) and `step()`.",
-    alert="",
-    no_alert="Gradients of the usual size lose little without clipping, and a clipping that comes "
-    "too late is seen as one.",
+    alert="MpAgentClippingAfterStep",
     find=_find_clipped_after_step,
 )
 

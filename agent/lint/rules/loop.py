@@ -224,8 +224,7 @@ def fit(model, loader, validation, optimizer, epochs):
             print(sum(model(x).mean() for x in validation))
 """,
     remedy="Call `model.train()` at the start of every epoch, or after the evaluation.",
-    alert="",
-    no_alert="No number says in which mode a layer ran; the jump of the loss is a small one.",
+    alert="MpAgentLeftInEvaluation",
     find=_find_left_in_evaluation,
 )
 

@@ -158,7 +158,7 @@ def _remains(watched: WatchedOptimizer) -> Scalar | None:
 
 
 def _line() -> int:
-    """Return what stands for the line of code that is being run, and for all that have called it."""
+    """Return what stands for the line of code that runs, and for all that have called it."""
     found: list[tuple[int, int]] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(found) < _FRAMES_AT_MOST:

@@ -114,8 +114,8 @@ COMMON_STEP_COLUMNS = (
     Column(
         BACKWARDS_DISCARDED,
         Algebra.MAX,
-        "backwards before the step whose gradients were cleared before any optimizer had used them, "
-        "made by the same line of code as one that was used; absent without any",
+        "backwards before the step whose gradients were cleared before any optimizer had used "
+        "them, made by the same line of code as one that was used; absent without any",
     ),
     Column(
         LATE_CLIPPING,

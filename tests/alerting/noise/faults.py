@@ -2,10 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from math import exp
 from random import Random
 
 from mp_agent.lint.rules.scaling import CLIP_WITHOUT_UNSCALE
+from mp_agent.records.columns import (
+    AUTOCAST_FP32_SHARE,
+    BACKWARDS_DISCARDED,
+    GRADIENTS_ADD_UP,
+    LATE_CLIPPING,
+    LEFT_IN_EVALUATION,
+)
 from mp_agent.records.steps import EndReason, Phase
 from mp_agent.records.tensor_collections import packed
 from tests.alerting.noise.events import (
@@ -351,6 +359,14 @@ def _clipped_scaled(random: Random) -> Events:
         yield replace(step, of_rank={0: seen})
 
 
+def _in_the_loop(random: Random, column: str, value: float = 1.0) -> Events:
+    """The probe sees at every step that the loop does something wrong; no number looks odd."""
+    training, before = _trained(random)
+    yield from before
+    while True:
+        yield replace(training.step(), of_rank={0: {column: value}})
+
+
 def _mistake_in_code(random: Random) -> Events:
     """The bad example of a rule is the main script; the run itself is healthy."""
     training, before = _trained(random, scaler=Scaler())
@@ -658,6 +674,41 @@ FAULTS = (
         script=_clipped_scaled,
         facts=FP16,
         expected={"MpAgentClippingBeforeUnscale": "warning"},
+    ),
+    Scenario(
+        name="gradients-add-up",
+        what="zero_grad is forgotten",
+        script=partial(_in_the_loop, column=GRADIENTS_ADD_UP),
+        expected={"MpAgentGradientsAddUp": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="gradients-discarded",
+        what="zero_grad comes at every micro-batch",
+        script=partial(_in_the_loop, column=BACKWARDS_DISCARDED, value=3.0),
+        expected={"MpAgentGradientsDiscarded": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="clipped-late",
+        what="clipping after the step",
+        script=partial(_in_the_loop, column=LATE_CLIPPING),
+        expected={"MpAgentClippingAfterStep": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="left-in-evaluation",
+        what="train() is forgotten after a validation",
+        script=partial(_in_the_loop, column=LEFT_IN_EVALUATION),
+        expected={"MpAgentLeftInEvaluation": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="autocast-without-effect",
+        what="the model is called outside of autocast",
+        script=partial(_in_the_loop, column=AUTOCAST_FP32_SHARE),
+        expected={"MpAgentAutocastWithoutEffect": "warning"},
+        minutes=35,
     ),
     Scenario(
         name="mistake-in-code",

@@ -1,0 +1,260 @@
+"""Alerts on the order of a training loop's calls, on modes, and on autocast without effect."""
+
+from mp_agent.alerting import panels
+from mp_agent.alerting.backtesting import Quantity, less_above
+from mp_agent.alerting.condition import Condition, Level
+from mp_agent.alerting.expressions.terms import Compare, Series, Where, limit
+from mp_agent.alerting.panels import Guidance
+from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import training
+
+
+def _lasts(mistake: str, description: str, threshold: str = "loop_mistake_steps") -> Level:
+    """Return the level of a mistake that was made on so many steps in a row."""
+    steps = Series(metric=training.LOOP_MISTAKE_STEPS, where=(Where("mistake", "=", mistake),))
+    return Level(
+        severity=Severity.WARNING,
+        when=Compare(steps, ">=", limit(threshold)),
+        counts_steps=True,
+        description=description,
+        reason=f"No delay: the condition already requires {threshold} consecutive steps, which a "
+        "loop that does so now and then does not reach.",
+    )
+
+
+def _query(mistake: str) -> str:
+    return f'mp_agent_loop_mistake_steps{{run="RUN",mistake="{mistake}"}}'
+
+
+GRADIENTS_ADD_UP = Condition(
+    name="MpAgentGradientsAddUp",
+    summary="Gradients are not cleared between steps: each step uses those of all before again.",
+    meaning="backward() adds to the gradients that are there. Each step goes along the sum of all "
+    "gradients since they were last cleared, as with a momentum that never decays: the norm "
+    "grows, and the loss falls at first and rises again, or never falls as far as it could.",
+    confirm="Print the norm of the gradients just before backward(): it is not 0. In most such "
+    "runs mp_agent_grad_norm grows from step to step.",
+    remedies=(
+        "Call optimizer.zero_grad() once per step: before the first backward() of the step, or "
+        "right after optimizer.step(), and within the closure where there is one.",
+        "With several optimizers, clear the gradients of each, or those of the whole model by "
+        "model.zero_grad().",
+    ),
+    why="A step is to use the gradients of its own batch alone. Restart from a checkpoint of "
+    "before the mistake: the weights since then were moved along stale gradients.",
+    levels=(
+        _lasts(
+            "gradients add up",
+            "On {value|count} consecutive steps, an optimizer of run {run} used the gradients of "
+            "its step before again: they were not cleared before the next backward added to them.",
+        ),
+    ),
+    quiet=("a few steps with gradients that were used before",),
+    needs=((Quantity.LOOP,),),
+    knobs=(less_above("loop_mistake_steps"),),
+    guidance=Guidance(
+        harm="The run trains with wrong gradients from the first of these steps on. Stop it within "
+        "the hour, and fix the loop.",
+        query=_query("gradients add up"),
+        reading="The number of consecutive steps that used gradients again.",
+        causes=(
+            "zero_grad is missing in the loop, or is called before the loop only.",
+            "zero_grad of another optimizer, or of another model, than the one that steps.",
+            "zero_grad in a branch that is not taken, as on a condition about accumulation.",
+            "A closure, as L-BFGS needs it, without zero_grad.",
+        ),
+        false_positives=(
+            "An algorithm that adds up gradients over all steps on purpose, as dual averaging "
+            "may: raise loop_mistake_steps for it.",
+        ),
+        samples=("order_of_the_loop",),
+        panels=(panels.GRADIENT_NORM, panels.LOSS),
+    ),
+)
+
+
+GRADIENTS_DISCARDED = Condition(
+    name="MpAgentGradientsDiscarded",
+    summary="Gradients of whole backwards are cleared before any step has used them.",
+    meaning="Of the micro-batches of a step only the last ones count: the batch is smaller than it "
+    "looks, the gradients are noisier and, where each loss is divided by the number of "
+    "micro-batches, too small; the others were computed for nothing.",
+    confirm="mp_agent_loop_discarded_backwards is how many backwards before the last step were of "
+    "no use; add the ones that it used, and compare with the micro-batches of a step.",
+    remedies=(
+        "Call optimizer.zero_grad() once per step, outside of the loop over micro-batches: right "
+        "after optimizer.step(), or before the first backward() of the step.",
+    ),
+    why="Gradient accumulation relies on backward() adding to the gradients of the micro-batches "
+    "before; zero_grad in between discards them.",
+    levels=(
+        _lasts(
+            "gradients discarded",
+            "On {value|count} consecutive steps of run {run}, gradients of whole backwards were "
+            "cleared before any optimizer used them. The same line of code made those that were "
+            "used.",
+        ),
+    ),
+    quiet=("a bad batch that is skipped now and then",),
+    needs=((Quantity.LOOP,),),
+    knobs=(less_above("loop_mistake_steps"),),
+    guidance=Guidance(
+        harm="No state is damaged; the run trains on a part of its data, and wastes the time of "
+        "the rest. Investigate within the hour.",
+        query=_query("gradients discarded"),
+        reading="The number of consecutive steps before which gradients were discarded.",
+        causes=(
+            "zero_grad at every micro-batch, while the optimizer steps after several.",
+            "zero_grad at the end of the loop's body rather than where the optimizer steps.",
+        ),
+        false_positives=(
+            "An algorithm that takes gradients of several losses by one line of code, reads them, "
+            "and clears all but the last: raise loop_mistake_steps for it.",
+        ),
+        samples=("order_of_the_loop",),
+        panels=(panels.GRADIENT_NORM, panels.LOSS),
+    ),
+)
+
+
+CLIPPING_AFTER_STEP = Condition(
+    name="MpAgentClippingAfterStep",
+    summary="Gradients are clipped after the step that has used them: clipping has no effect.",
+    meaning="The optimizer uses gradients as large as they come, as if there were no clipping: one "
+    "bad batch can destroy the weights.",
+    confirm="mp_agent_clip_coefficient is absent, since such clipping is not counted as clipping; "
+    "in the loop, clip_grad_norm_ follows optimizer.step().",
+    remedies=(
+        "Move the call that clips to between the last backward() and optimizer.step(); with a "
+        "GradScaler, to between scaler.unscale_(optimizer) and scaler.step(optimizer).",
+    ),
+    why="Clipping changes the gradients in place: only a step that comes after it uses them.",
+    levels=(
+        _lasts(
+            "clipping after the step",
+            "On {value|count} consecutive steps, run {run} clipped gradients that its step had "
+            "used already.",
+        ),
+    ),
+    quiet=("clipping after a step now and then",),
+    needs=((Quantity.LOOP,),),
+    knobs=(less_above("loop_mistake_steps"),),
+    guidance=Guidance(
+        harm="No state is damaged yet, but nothing limits the gradients. Fix the loop before the "
+        "next start.",
+        query=_query("clipping after the step"),
+        reading="The number of consecutive steps before which gradients were clipped too late.",
+        causes=("clip_grad_norm_ stands below optimizer.step(), or in a hook that runs after it.",),
+        false_positives=(
+            "A call with a limit that is never reached, only to log the norm; one without a limit "
+            "(infinity) does not count.",
+        ),
+        samples=("order_of_the_loop",),
+        panels=(panels.CLIPPING, panels.GRADIENT_NORM),
+    ),
+)
+
+
+LEFT_IN_EVALUATION = Condition(
+    name="MpAgentLeftInEvaluation",
+    summary="The model was left in evaluation mode, and is trained in it.",
+    meaning="Dropout drops nothing, and batch normalization uses and keeps its old statistics: the "
+    "training loss falls, often faster than before, while the model overfits, or drifts away "
+    "from the statistics that it will be used with.",
+    confirm="Print model.training before backward(): it is False. The training loss may have "
+    "dropped suddenly, after a validation.",
+    remedies=(
+        "Call model.train() after each validation, best right before the first batch that trains.",
+        "Where the model is to be trained in evaluation mode from here on, raise "
+        "evaluation_mode_steps; modules that are put into it alone, such as batch normalization "
+        "with frozen statistics, are not counted.",
+    ),
+    why="eval() holds until train() is called; no_grad ends by itself, the mode does not.",
+    levels=(
+        _lasts(
+            "evaluation mode",
+            "Run {run} has made {value|count} consecutive steps in evaluation mode: all of a model "
+            "was put into it by eval(), after steps in training mode.",
+            "evaluation_mode_steps",
+        ),
+    ),
+    quiet=("a few steps in evaluation mode",),
+    needs=((Quantity.LOOP,),),
+    knobs=(less_above("evaluation_mode_steps"),),
+    guidance=Guidance(
+        harm="No state is damaged at once; the run trains without the regularization that was "
+        "asked for. Fix it within the hour, and go on from a checkpoint of before the first such "
+        "step.",
+        query=_query("evaluation mode"),
+        reading="The number of consecutive steps in evaluation mode.",
+        causes=(
+            "model.eval() before a validation, and no model.train() after it.",
+            "model.train() before the loop over epochs only, or of another model.",
+            "eval() to sample from a GAN's generator, or to roll out a policy.",
+        ),
+        false_positives=(
+            "A last phase that is trained in evaluation mode on purpose, by the same optimizer.",
+        ),
+        samples=("back_to_training",),
+        panels=(panels.LOSS,),
+    ),
+)
+
+
+AUTOCAST_WITHOUT_EFFECT = Condition(
+    name="MpAgentAutocastWithoutEffect",
+    summary="Autocast is on, but most linear layers and convolutions compute in FP32.",
+    meaning="The training is as slow, and takes as much memory, as without autocast; its results "
+    "are those of FP32, whatever the run is called.",
+    confirm="mp_agent_autocast_fp32_ratio; print the dtype of the output of a linear layer.",
+    remedies=(
+        "Call the model, and not only the loss function, within the autocast context.",
+        "Look for autocast(enabled=False), and for custom_fwd(cast_inputs=torch.float32), around "
+        "the model, and give autocast the device type that the model is on.",
+    ),
+    why="Autocast acts on operations that run within its context, on its device type; what is "
+    "computed outside of it keeps the format of its inputs.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=Compare(
+                Series(metric=training.AUTOCAST_FP32_SAMPLES), ">=", limit("autocast_fp32_samples")
+            ),
+            description="In {value|count} consecutive samples, more than <autocast_fp32_share> of "
+            "the linear layers and convolutions of run {run} gave FP32 results on steps under "
+            "autocast to 16 bits.",
+            reason="No delay: the condition already requires autocast_fp32_samples consecutive "
+            "samples, 17 steps apart.",
+        ),
+    ),
+    quiet=("a part of the model that is kept in FP32 on purpose",),
+    needs=((Quantity.LOOP,),),
+    knobs=(less_above("autocast_fp32_samples"),),
+    guidance=Guidance(
+        harm="No damage; time and memory are wasted, and a comparison of formats would compare "
+        "nothing. Look during working hours.",
+        query='mp_agent_autocast_fp32_ratio{run="RUN"}',
+        reading="The share of FP32 among linear layers and convolutions at the last sample; near 0 "
+        "where autocast works.",
+        causes=(
+            "The model is called outside of the autocast context, the loss function within.",
+            "A nested autocast(enabled=False), or custom_fwd(cast_inputs=torch.float32).",
+            "Autocast for another device type than that of the model.",
+        ),
+        false_positives=(
+            "Another model, such as a frozen teacher, runs under autocast, with gradients on, and "
+            "the one that is trained stays in FP32 on purpose.",
+        ),
+        samples=("call_under_autocast",),
+        panels=(panels.STEPS_PER_SECOND, panels.LOSS),
+    ),
+)
+
+
+CONDITIONS = (
+    GRADIENTS_ADD_UP,
+    GRADIENTS_DISCARDED,
+    CLIPPING_AFTER_STEP,
+    LEFT_IN_EVALUATION,
+    AUTOCAST_WITHOUT_EFFECT,
+)

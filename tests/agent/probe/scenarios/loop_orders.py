@@ -1,0 +1,556 @@
+"""Training loops that are wrong in their order or mode, and healthy ones that look like them."""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from mp_agent.records.columns import (
+    AUTOCAST_FP32_SHARE,
+    BACKWARDS_DISCARDED,
+    GRADIENTS_ADD_UP,
+    LATE_CLIPPING,
+    LEFT_IN_EVALUATION,
+)
+
+STEPS = 56
+Loop = Callable[[], object]
+WRONG: dict[str, tuple[Loop, str]] = {}
+HEALTHY: dict[str, Loop] = {}
+
+
+def wrong(column: str) -> Callable[[Loop], Loop]:
+    """Register a loop that is wrong from its first step on, and the column that shows it."""
+
+    def add(loop: Loop) -> Loop:
+        WRONG[loop.__name__] = loop, column
+        return loop
+
+    return add
+
+
+def healthy(loop: Loop) -> Loop:
+    """Register a loop that is as it should be."""
+    HEALTHY[loop.__name__] = loop
+    return loop
+
+
+def batch(step: int, part: int = 0) -> tuple[Tensor, Tensor]:
+    """Return inputs [32, 16], and classes [32] that depend on them."""
+    inputs = torch.randn(32, 16, generator=torch.Generator().manual_seed(step * 100 + part))
+    return inputs, (inputs.sum(1) > 0).long()
+
+
+def classifier() -> nn.Sequential:
+    """Return a model that depends on its mode."""
+    return nn.Sequential(
+        nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10)
+    )
+
+
+def sgd(model: nn.Module, rate: float = 0.05) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=rate)
+
+
+def loss_of(model: nn.Module, step: int, part: int = 0) -> Tensor:
+    inputs, classes = batch(step, part)
+    return cross_entropy(model(inputs), classes)
+
+
+def train(clear: Callable[[nn.Module, torch.optim.Optimizer], object]) -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        clear(model, optimizer)
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+@wrong(GRADIENTS_ADD_UP)
+def nothing_clears() -> None:
+    train(lambda model, optimizer: None)
+
+
+@wrong(GRADIENTS_ADD_UP)
+def another_optimizer_clears() -> None:
+    other = sgd(classifier())
+    train(lambda model, optimizer: other.zero_grad())
+
+
+@wrong(GRADIENTS_ADD_UP)
+def nothing_clears_in_a_closure() -> None:
+    lbfgs(clears=False)
+
+
+@healthy
+def a_closure_clears() -> None:
+    lbfgs(clears=True)
+
+
+def lbfgs(*, clears: bool) -> None:
+    model = classifier()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=3)
+    for step in range(STEPS):
+
+        def closure(step: int = step) -> Tensor:
+            if clears:
+                optimizer.zero_grad()
+            loss = loss_of(model, step)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+@healthy
+def lbfgs_searches_along_a_line() -> None:
+    model = classifier()
+    optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe", max_iter=3)
+    for step in range(STEPS):
+
+        def closure(step: int = step) -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, step)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+def scaled(*, clears: bool, overflows: bool = False) -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=10)
+    for step in range(STEPS):
+        if clears:
+            optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(model, step)
+        scaler.scale(loss * math.inf if overflows and step % 3 == 0 else loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@wrong(GRADIENTS_ADD_UP)
+def nothing_clears_scaled_gradients() -> None:
+    scaled(clears=False)
+
+
+@healthy
+def a_scaler_skips_steps() -> None:
+    scaled(clears=True, overflows=True)
+
+
+def _none(model: nn.Module, optimizer: object) -> None:
+    for each in model.parameters():
+        each.grad = None
+
+
+def _zeros(model: nn.Module, optimizer: object, *, detached: bool = False) -> None:
+    for each in model.parameters():
+        if each.grad is not None:
+            (each.grad.data if detached else each.grad).zero_()
+
+
+def _foreach(model: nn.Module, optimizer: object) -> None:
+    if found := [each.grad for each in model.parameters() if each.grad is not None]:
+        torch._foreach_zero_(found)
+
+
+for name, clear in {
+    "zero_grad": lambda model, optimizer: optimizer.zero_grad(),
+    "zero_grad_to_zeros": lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
+    "zero_grad_of_the_model": lambda model, optimizer: model.zero_grad(),
+    "gradients_set_to_none": _none,
+    "gradients_zeroed_by_hand": _zeros,
+    "gradient_data_zeroed_by_hand": partial(_zeros, detached=True),
+    "gradients_zeroed_together": _foreach,
+}.items():
+    HEALTHY[name] = partial(train, clear)
+
+
+def accumulate(*, clears_each: bool, to_none: bool = True) -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        for part in range(4):
+            if clears_each or part == 0:
+                optimizer.zero_grad(set_to_none=to_none)
+            (loss_of(model, step, part) / 4).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+@healthy
+def accumulation() -> None:
+    accumulate(clears_each=False)
+
+
+@wrong(BACKWARDS_DISCARDED)
+def every_part_clears() -> None:
+    accumulate(clears_each=True)
+
+
+@wrong(BACKWARDS_DISCARDED)
+def every_part_zeroes() -> None:
+    accumulate(clears_each=True, to_none=False)
+
+
+@healthy
+def every_third_batch_is_left_out() -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(2 * STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        if step % 3:
+            optimizer.step()
+
+
+def clip_late(clip: Callable[[Iterator[nn.Parameter]], object]) -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+        clip(model.parameters())
+
+
+@wrong(LATE_CLIPPING)
+def clips_norms_after_the_step() -> None:
+    clip_late(lambda parameters: nn.utils.clip_grad_norm_(parameters, 1.0))
+
+
+@wrong(LATE_CLIPPING)
+def clips_values_after_the_step() -> None:
+    clip_late(lambda parameters: nn.utils.clip_grad_value_(parameters, 1.0))
+
+
+@healthy
+def asks_for_the_norm_after_the_step() -> None:
+    clip_late(lambda parameters: nn.utils.clip_grad_norm_(parameters, math.inf))
+
+
+def gan(order: str, *, clears: bool = True, eval_at: int | None = None) -> None:
+    """Train a GAN whose generator's backward makes gradients of the critic as well."""
+    generator, critic = classifier(), nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 1))
+    of_generator, of_critic = (
+        torch.optim.Adam(model.parameters()) for model in (generator, critic)
+    )
+    for step in range(STEPS):
+        fake, real = generator(batch(step)[0]), torch.randn(32, 10)
+        if order == "interleaved":
+            of_generator.zero_grad()
+            critic(fake).mean().backward()
+        if clears:
+            of_critic.zero_grad()
+        (critic(real) - critic(fake.detach())).mean().backward()
+        if order == "interleaved":
+            of_generator.step()
+        of_critic.step()
+        if order != "interleaved" and (order != "many" or step % 5 == 0):
+            of_generator.zero_grad()
+            critic(generator(batch(step)[0])).mean().backward()
+            of_generator.step()
+        if step == eval_at:
+            generator.eval()
+
+
+@healthy
+def gan_by_turns() -> None:
+    gan("turns")
+
+
+@healthy
+def gan_with_many_steps_of_its_critic() -> None:
+    gan("many")
+
+
+@healthy
+def gan_with_interleaved_steps() -> None:
+    gan("interleaved")
+
+
+@wrong(GRADIENTS_ADD_UP)
+def gan_whose_critic_is_not_cleared() -> None:
+    gan("turns", clears=False)
+
+
+@wrong(LEFT_IN_EVALUATION)
+def gan_whose_generator_stays_in_evaluation() -> None:
+    gan("turns", eval_at=5)
+
+
+@healthy
+def examples_against_the_model() -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        inputs, classes = batch(step)
+        model.eval()
+        for _ in range(2):
+            inputs.requires_grad_()
+            cross_entropy(model(inputs), classes).backward()
+            inputs = (inputs + 0.1 * inputs.grad.sign()).detach()
+        model.train()
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), classes).backward()
+        optimizer.step()
+
+
+@healthy
+def sharpness_aware() -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        loss_of(model, step).backward()
+        moves = [0.05 * each.grad for each in model.parameters()]
+        with torch.no_grad():
+            torch._foreach_add_(list(model.parameters()), moves)
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        with torch.no_grad():
+            torch._foreach_sub_(list(model.parameters()), moves)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def by_example(put: Callable[[Tensor, Tensor], object], *, clips: bool = False) -> None:
+    """Clip the gradients of each part, and step with their sum, as private training does."""
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        sums = [torch.zeros_like(each) for each in model.parameters()]
+        for part in range(3):
+            optimizer.zero_grad()
+            loss_of(model, step, part).backward()
+            if clips:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for total, each in zip(sums, model.parameters(), strict=True):
+                total.add_(each.grad)
+        for total, each in zip(sums, model.parameters(), strict=True):
+            put(each, total)
+        optimizer.step()
+
+
+@healthy
+def sums_of_clipped_parts() -> None:
+    by_example(lambda parameter, total: parameter.grad.copy_(total), clips=True)
+
+
+@healthy
+def sums_in_the_gradients() -> None:
+    by_example(lambda parameter, total: parameter.grad.copy_(total))
+
+
+@healthy
+def sums_in_the_data_of_gradients() -> None:
+    by_example(lambda parameter, total: setattr(parameter.grad, "data", total))
+
+
+@healthy
+def sums_in_the_place_of_gradients() -> None:
+    by_example(lambda parameter, total: setattr(parameter, "grad", total))
+
+
+@healthy
+def gradients_of_tasks_before_their_sum() -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        for part in range(2):
+            optimizer.zero_grad()
+            loss_of(model, step, part).backward()
+        optimizer.zero_grad()
+        (loss_of(model, step) + loss_of(model, step, 1)).backward()
+        optimizer.step()
+
+
+def learn_to_learn(*, by_weights: bool) -> None:
+    """Train from weights that are restored after some inner steps: FOMAML, or Reptile."""
+    model = classifier()
+    optimizer, inner = sgd(model), sgd(model, 0.01)
+    for step in range(STEPS):
+        before = [each.detach().clone() for each in model.parameters()]
+        for part in range(3):
+            inner.zero_grad()
+            loss_of(model, step, part).backward()
+            if by_weights:
+                inner.step()
+            else:
+                for each in model.parameters():
+                    each.data.sub_(0.01 * each.grad)
+        if not by_weights:
+            optimizer.zero_grad()
+            loss_of(model, step, 3).backward()
+        for each, old in zip(model.parameters(), before, strict=True):
+            if by_weights:
+                each.grad = old - each.detach()
+            each.data.copy_(old)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+@healthy
+def reptile() -> None:
+    learn_to_learn(by_weights=True)
+
+
+@healthy
+def maml_of_first_order() -> None:
+    learn_to_learn(by_weights=False)
+
+
+def two_optimizers(kind: str) -> None:
+    model = classifier()
+    parts = (model[:2], model[4]) if kind in ("parts", "one of them") else (model, model)
+    first, second = sgd(parts[0]), torch.optim.Adam(parts[1].parameters())
+    for step in range(STEPS):
+        first.zero_grad()
+        if kind != "one of them":
+            second.zero_grad()
+        loss_of(model, step).backward()
+        for turn, optimizer in enumerate((first, second)):
+            if kind != "turns" or step % 2 == turn:
+                optimizer.step()
+
+
+@healthy
+def two_optimizers_of_the_same() -> None:
+    two_optimizers("same")
+
+
+@healthy
+def two_optimizers_by_turns() -> None:
+    two_optimizers("turns")
+
+
+@healthy
+def two_optimizers_of_parts() -> None:
+    two_optimizers("parts")
+
+
+@wrong(GRADIENTS_ADD_UP)
+def two_optimizers_of_which_one_is_cleared() -> None:
+    two_optimizers("one of them")
+
+
+def evaluate(back: Callable[[nn.Module], object], model: nn.Module | None = None) -> None:
+    model = model or classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+        if step % 10 == 5:
+            model.eval()
+            with torch.no_grad():
+                loss_of(model, 10**6)
+            back(model)
+
+
+@wrong(LEFT_IN_EVALUATION)
+def stays_in_evaluation() -> None:
+    evaluate(lambda model: None)
+
+
+@healthy
+def returns_to_training() -> None:
+    evaluate(lambda model: model.train())
+
+
+@healthy
+def returns_to_training_by_attribute() -> None:
+    evaluate(lambda model: [setattr(each, "training", True) for each in model.modules()])
+
+
+@healthy
+def returns_to_training_but_for_the_statistics() -> None:
+    evaluate(lambda model: (model.train(), model[1].eval()))
+
+
+@healthy
+def nothing_depends_on_the_mode() -> None:
+    evaluate(
+        lambda model: None,
+        nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Dropout(0.0), nn.Linear(32, 10)),
+    )
+
+
+@healthy
+def evaluation_mode_from_the_start() -> None:
+    evaluate(lambda model: None, classifier().eval())
+
+
+@healthy
+def the_rest_is_frozen_in_a_second_stage() -> None:
+    model = classifier()
+    for trained in (model, model[4]):
+        optimizer = sgd(trained)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        model.eval()
+        model[:4].requires_grad_(requires_grad=False)
+
+
+def under_autocast(call: Callable[[nn.Module, Tensor], Tensor], *, inside: bool = True) -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        inputs, classes = batch(step)
+        optimizer.zero_grad()
+        outputs = None if inside else call(model, inputs)
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs = call(model, inputs) if outputs is None else outputs
+            loss = cross_entropy(outputs, classes)
+        loss.backward()
+        optimizer.step()
+
+
+@healthy
+def model_under_autocast() -> None:
+    under_autocast(lambda model, inputs: model(inputs))
+
+
+@healthy
+def head_outside_of_autocast() -> None:
+    def call(model: nn.Sequential, inputs: Tensor) -> Tensor:
+        hidden = model[:4](inputs)
+        with torch.autocast("cpu", enabled=False):
+            return model[4](hidden.float())
+
+    under_autocast(call)
+
+
+@wrong(AUTOCAST_FP32_SHARE)
+def only_the_loss_under_autocast() -> None:
+    under_autocast(lambda model, inputs: model(inputs), inside=False)
+
+
+@wrong(AUTOCAST_FP32_SHARE)
+def autocast_disabled_within() -> None:
+    def call(model: nn.Module, inputs: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return model(inputs)
+
+    under_autocast(call)
+
+
+@healthy
+def only_evaluation_under_autocast() -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            loss_of(model, step)

@@ -1,0 +1,94 @@
+"""Examples of alerts on the order of a training loop's calls, on modes, and on autocast."""
+
+from mp_agent.alerting.severity import Severity
+from mp_agent.catalog.metrics import training
+from tests.alerting.examples.example import Example, Examples, Track, flat
+
+
+def _mistake(mistake: str, *values: float | None) -> Track:
+    return Track(training.LOOP_MISTAKE_STEPS, values, {"mistake": mistake})
+
+
+def _lasting(title: str, mistake: str, text: str) -> Example:
+    """Return a run that makes a mistake at every step from minute 5 on."""
+    return Example(
+        title=title,
+        minutes=8,
+        tracks=(_mistake(mistake, *flat(None, 5), 31, 91),),
+        fires={Severity.WARNING: text},
+        at=6,
+        not_yet=(5,),
+    )
+
+
+def _brief(title: str, mistake: str) -> Example:
+    return Example(title=title, minutes=5, tracks=(_mistake(mistake, 31),))
+
+
+_ADD_UP = _lasting(
+    "zero_grad that was lost in the loop",
+    "gradients add up",
+    "On 91 consecutive steps, an optimizer of run demo used the gradients of its step before "
+    "again: they were not cleared before the next backward added to them.",
+)
+_DISCARDED = _lasting(
+    "zero_grad at every micro-batch",
+    "gradients discarded",
+    "On 91 consecutive steps of run demo, gradients of whole backwards were cleared before any "
+    "optimizer used them. The same line of code made those that were used.",
+)
+_CLIPPED_LATE = _lasting(
+    "clipping below the step",
+    "clipping after the step",
+    "On 91 consecutive steps, run demo clipped gradients that its step had used already.",
+)
+_EVALUATION = _lasting(
+    "eval() for a validation, and no train() after it",
+    "evaluation mode",
+    "Run demo has made 91 consecutive steps in evaluation mode: all of a model was put into it by "
+    "eval(), after steps in training mode.",
+)
+
+_ALL_FP32 = Example(
+    title="a model that is called outside of autocast",
+    minutes=5,
+    tracks=(
+        Track(training.AUTOCAST_FP32_SHARE, (1,)),
+        Track(training.AUTOCAST_FP32_SAMPLES, (1, 2, 5)),
+    ),
+    fires={
+        Severity.WARNING: "In 5 consecutive samples, more than <autocast_fp32_share> of the linear "
+        "layers and convolutions of run demo gave FP32 results on steps under autocast to 16 bits."
+    },
+    at=2,
+    not_yet=(1,),
+)
+_SOME_FP32 = Example(
+    title="a part of the model that is kept in FP32 on purpose",
+    minutes=5,
+    tracks=(
+        Track(training.AUTOCAST_FP32_SHARE, (0.4,)),
+        Track(training.AUTOCAST_FP32_SAMPLES, (0,)),
+    ),
+)
+
+
+EXAMPLES = {
+    "MpAgentGradientsAddUp": Examples(
+        firing=(_ADD_UP,),
+        quiet=(_brief("a few steps with gradients that were used before", "gradients add up"),),
+    ),
+    "MpAgentGradientsDiscarded": Examples(
+        firing=(_DISCARDED,),
+        quiet=(_brief("a bad batch that is skipped now and then", "gradients discarded"),),
+    ),
+    "MpAgentClippingAfterStep": Examples(
+        firing=(_CLIPPED_LATE,),
+        quiet=(_brief("clipping after a step now and then", "clipping after the step"),),
+    ),
+    "MpAgentLeftInEvaluation": Examples(
+        firing=(_EVALUATION,),
+        quiet=(_brief("a few steps in evaluation mode", "evaluation mode"),),
+    ),
+    "MpAgentAutocastWithoutEffect": Examples(firing=(_ALL_FP32,), quiet=(_SOME_FP32,)),
+}
