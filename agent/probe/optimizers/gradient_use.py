@@ -1,11 +1,11 @@
 """What has become of an optimizer's gradients since it stepped, by a few of them.
 
-Which tensors they are, and torch's count of in-place changes, tell whether they were cleared or
+Which tensors they are, and torch's count of in-place changes, show whether they were cleared or
 added to; no number of theirs is read. Only what is done to `grad.data` is not counted.
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -29,8 +29,6 @@ class GradientUse:
         """Consecutive ones, by all that is known without reading numbers."""
         self.remains: Scalar | None = None
         """Whether numbers of the kept gradients that were looked at are not 0."""
-        self._slots = 0
-        """`id` of the layers of the plan that the parameters are of."""
         self._parameters: tuple[weakref.ref[torch.Tensor], ...] = ()
         self._seen: list[_State | None] = []
         """The gradients as the last event has left them."""
@@ -88,16 +86,15 @@ class GradientUse:
         self._seen = now
         return touched
 
-    def used(self, plan: MeasurementPlan) -> None:
-        """Note that the optimizer has stepped with them."""
+    def used(self, plan: Callable[[], MeasurementPlan | None]) -> None:
+        """Note that the optimizer, which has this plan, has stepped with them."""
         if self._kept and self._added:
             self.adds_up = 1.0 if self.remains is None else self.remains
             self.steps_adding_up += 1
         else:
             self.adds_up, self.steps_adding_up = 0.0, 0
-        if self._slots != id(plan.slots) or None in self._seen:
-            self._slots = id(plan.slots)
-            self._parameters = tuple(map(weakref.ref, _inspected(plan.slots)))
+        if (not self._seen or None in self._seen) and (found := plan()) is not None:
+            self._parameters = tuple(map(weakref.ref, _inspected(found.slots)))
         self._seen, self._added = self._states(), False
         self._kept = any(state is not None for state in self._seen)
 

@@ -11,7 +11,7 @@ _INSPECTED_AT_MOST = 8
 
 
 class ModelMode:
-    """Follows the mode of the last module with all of an optimizer's parameters that was told one.
+    """Follows the mode of the last module with all of an optimizer's parameters that was given one.
 
     Only `train()` and `eval()` of the whole count: a part that is put into evaluation mode, such as
     batch normalization whose statistics are to stay, is so on purpose.
@@ -20,17 +20,20 @@ class ModelMode:
     def __init__(self) -> None:
         self.was_left = False
         """The last step was made in evaluation mode, though earlier ones were not."""
+        self.is_known = False
+        """Some module was given a mode."""
         self._model: weakref.ref[nn.Module] | None = None
         self._trained = False
         """There was a step in training mode."""
         self._behaving: tuple[weakref.ref[nn.Module], ...] = ()
         """Some of the modules that compute otherwise in evaluation mode."""
 
-    def told(self, model: nn.Module, *, trained_before: bool) -> None:
-        """Follow `model`, which was told its mode; trained_before: it has been stepped in training.
+    def given(self, model: nn.Module, *, trained_before: bool) -> None:
+        """Follow `model`, which was given a mode; trained_before: it has been stepped in training.
 
         Its modules are gone through when it is not the one that is followed.
         """
+        self.is_known = True
         self._trained |= trained_before
         if self._model is None or self._model() is not model:
             self._model = weakref.ref(model)

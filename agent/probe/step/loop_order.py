@@ -48,7 +48,7 @@ class LoopOrder:
     def __init__(self) -> None:
         self._line = 0
         self._passes: list[_Pass] = []
-        self._discarded: list[int] = []
+        self.discarded: list[int] = []
         """The lines of the backwards since the run's last step that no step has used."""
         self._suspect_until = 0
         """Step up to which lines of code are compared."""
@@ -75,11 +75,6 @@ class LoopOrder:
         if holders and not in_closure:
             self._passes = [*self._passes[1 - _PASSES_AT_MOST :], _Pass(self._line, holders)]
 
-    @property
-    def suspects_discarding(self) -> bool:
-        """Whether a backward since the run's last step was of no use."""
-        return bool(self._discarded)
-
     def script_changes_gradients(self) -> None:
         """Note that the step uses other gradients than backward has made, by the script's hand."""
         self._changed_by_script = True
@@ -104,29 +99,29 @@ class LoopOrder:
         skipped: bool,
     ) -> None:
         """Note in `step` what the optimizer has stepped with, and the mode of its model."""
-        watched.mode.stepped()
+        if watched.mode.is_known:
+            watched.mode.stepped()
         for each in known:
             if each.mode.was_left:
                 step.scalars[LEFT_IN_EVALUATION] = 1.0
-        if watched.managed or (plan := watched.plan()) is None:
+        if watched.managed:
             return
+        if self.discarded and watched.of_run and not skipped:
+            self._note_discarded(watched, step)
         if self._passes:
-            self._take_passes(watched, step, skipped=skipped)
+            self._passes = [each for each in self._passes if watched not in each.holders]
         if skipped:
             return
-        watched.use.used(plan)
+        watched.use.used(watched.plan)
         for each in known:
             adds_up = each.use.adds_up
             if isinstance(adds_up, torch.Tensor) or adds_up:
                 step.scalars[GRADIENTS_ADD_UP] = adds_up
 
-    def _take_passes(self, watched: WatchedOptimizer, step: OpenStep, *, skipped: bool) -> None:
+    def _note_discarded(self, watched: WatchedOptimizer, step: OpenStep) -> None:
         """Compare the backwards that an optimizer has used with those that none has."""
         used = {each.line for each in self._passes if watched in each.holders}
-        self._passes = [each for each in self._passes if watched not in each.holders]
-        if skipped or not watched.of_run:
-            return
-        discarded, self._discarded = self._discarded, []
+        discarded, self.discarded = self.discarded, []
         own, self._changed_by_script = self._changed_by_script, False
         count = sum(line != 0 and line in used for line in discarded)
         if count and not own and not watched.use.is_replaced:
@@ -137,7 +132,7 @@ class LoopOrder:
             each.holders.discard(watched)
             if not each.holders:
                 line = 0 if each.clipped else each.line
-                self._discarded = [*self._discarded[1 - _PASSES_AT_MOST :], line]
+                self.discarded = [*self.discarded[1 - _PASSES_AT_MOST :], line]
                 self._suspect_until = sequence + _SUSPECT_STEPS
         self._passes = [each for each in self._passes if each.holders]
 

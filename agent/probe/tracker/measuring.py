@@ -276,7 +276,7 @@ class GradientMeasuring:
         if self._has_other_gradients(step, point):
             step.drop_loss()
             context.note_unsupported(OWN_GRADIENTS)
-        if context.order.suspects_discarding and gradients.moved:
+        if context.order.discarded and gradients.moved:
             context.order.script_changes_gradients()
         measures_late = point in ("clip", "optimizer_step") and not self._gradients_change
         if measures_late and gradients.moved and world_size() == 1:

@@ -48,7 +48,7 @@ class ActivityTracking:
         for watched in context.registry.known:
             if (plan := watched.plan()) is None or not plan.identities <= held:
                 continue
-            watched.mode.told(module, trained_before=before and watched.stepped_in_pass > 0)
+            watched.mode.given(module, trained_before=before and watched.stepped_in_pass > 0)
             if watched.role is not Role.FIRST:
                 continue
             evaluated = weakref.ref(module)

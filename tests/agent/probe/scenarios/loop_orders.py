@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 from mp_agent.records.columns import (
     AUTOCAST_FP32_SHARE,
@@ -15,6 +18,8 @@ from mp_agent.records.columns import (
     LATE_CLIPPING,
     LEFT_IN_EVALUATION,
 )
+from tests.agent.probe.watching import watched
+from tests.gloo import process_group
 
 STEPS = 56
 Loop = Callable[[], object]
@@ -554,3 +559,42 @@ def only_evaluation_under_autocast() -> None:
         optimizer.step()
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             loss_of(model, step)
+
+
+RANKS = 2
+OF_RANKS: dict[str, set[str]] = {
+    "cleared": set(),
+    "cleared views": set(),
+    "evaluated": set(),
+    "never cleared": {GRADIENTS_ADD_UP},
+    "never cleared views": {GRADIENTS_ADD_UP},
+    "cleared each": {BACKWARDS_DISCARDED},
+    "stays in evaluation": {LEFT_IN_EVALUATION},
+}
+"""What is wrong with each way in which ranks train under DDP, of two micro-batches per step."""
+
+
+def train_ranks(rank: int, directory: Path) -> None:
+    """Train in each of these ways, with a ring of its own."""
+    with process_group(directory, rank, RANKS, timeout_seconds=120):
+        for kind in OF_RANKS:
+            with watched(directory, rank, RANKS, name=kind, layer_interval=100):
+                _train_as_rank(kind, rank)
+
+
+def _train_as_rank(kind: str, rank: int) -> None:
+    model = DistributedDataParallel(classifier(), gradient_as_bucket_view=kind.endswith("views"))
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        for part in range(2):
+            if "never" not in kind and (part == 0 or kind.endswith("each")):
+                optimizer.zero_grad()
+            accumulates = part == 0 and "each" not in kind
+            with model.no_sync() if accumulates else nullcontext():
+                loss_of(model, step, part + 2 * rank).backward()
+        optimizer.step()
+        if step % 10 == 5 and "evaluat" in kind:
+            model.module.eval()
+            with torch.no_grad():
+                loss_of(model.module, 10**6)
+            model.train("stays" not in kind)

@@ -16,6 +16,8 @@ from mp_agent.settings import Settings
 from tests.agent.node.shown import shown
 from tests.agent.probe.rings import make_identity
 
+pytestmark = pytest.mark.slow
+
 STEPS, STEPS_PER_POLL, STEP_SECONDS = 320, 10, 5
 ONSET, AT_LATEST = 100, 64
 """Step from which on a loop makes a mistake, and wrong steps by which its alert has fired."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from math import isnan
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,15 +15,14 @@ from mp_agent.records.columns import (
     LATE_CLIPPING,
     LEFT_IN_EVALUATION,
 )
-from tests.agent.probe.scenarios.loop_orders import HEALTHY, WRONG
+from tests.agent.probe.ranks import run_ranks
+from tests.agent.probe.rings import RingContents, read_ring
+from tests.agent.probe.scenarios.loop_orders import HEALTHY, OF_RANKS, RANKS, WRONG, train_ranks
 
 _STREAKS = (GRADIENTS_ADD_UP, BACKWARDS_DISCARDED, LATE_CLIPPING, LEFT_IN_EVALUATION)
 _STEPS, _SAMPLES = int(DEFAULTS["loop_mistake_steps"]), int(DEFAULTS["autocast_fp32_samples"])
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler"),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -34,18 +34,22 @@ def recorded(watch) -> Callable[[Callable[[], object]], set[str]]:
         watched = watch()
         loop()
         watched.probe.flush()
-        ring = watched.read(one_schema=False)
-        rows = [
-            dict(zip(schema.step_columns, record.values.tolist(), strict=True))
-            for record, schema in zip(ring.records, ring.record_schemas, strict=True)
-        ]
-        assert ring.state.probe_errors == 0
-        shares = [row[AUTOCAST_FP32_SHARE] for row in rows if not isnan(row[AUTOCAST_FP32_SHARE])]
-        found = {name for name in _STREAKS if longest([row[name] for row in rows]) >= _STEPS}
-        wasted = len(shares) >= _SAMPLES and min(shares) > DEFAULTS["autocast_fp32_share"]
-        return found | ({AUTOCAST_FP32_SHARE} if wasted else set())
+        return mistakes_in(watched.read(one_schema=False))
 
     return run
+
+
+def mistakes_in(ring: RingContents) -> set[str]:
+    """Return the columns that show a mistake in a ring for as long as alerts require."""
+    assert ring.state.probe_errors == 0
+    rows = [
+        dict(zip(schema.step_columns, record.values.tolist(), strict=True))
+        for record, schema in zip(ring.records, ring.record_schemas, strict=True)
+    ]
+    shares = [row[AUTOCAST_FP32_SHARE] for row in rows if not isnan(row[AUTOCAST_FP32_SHARE])]
+    found = {name for name in _STREAKS if longest([row[name] for row in rows]) >= _STEPS}
+    idle = len(shares) >= _SAMPLES and min(shares) > DEFAULTS["autocast_fp32_share"]
+    return found | ({AUTOCAST_FP32_SHARE} if idle else set())
 
 
 def longest(values: list[float]) -> int:
@@ -66,3 +70,13 @@ def test_a_wrong_loop_is_recorded_as_what_it_is(recorded, name):
 @pytest.mark.parametrize("name", sorted(HEALTHY))
 def test_a_healthy_loop_shows_no_mistake(recorded, name):
     assert recorded(HEALTHY[name]) == set()
+
+
+def test_ranks_show_each_what_is_wrong_with_their_loop_and_no_more(tmp_path: Path):
+    run_ranks(train_ranks, tmp_path, ranks=RANKS)
+    for rank in range(RANKS):
+        rings = {kind: tmp_path / f"{kind}{rank}.ring" for kind in OF_RANKS}
+        found = {
+            kind: mistakes_in(read_ring(path, one_schema=False)) for kind, path in rings.items()
+        }
+        assert found == OF_RANKS
