@@ -143,7 +143,7 @@ def _follows(watched: WatchedOptimizer) -> bool:
 
 
 def _remains(watched: WatchedOptimizer) -> Scalar | None:
-    """Return whether any of a few numbers of the gradients is not 0; None where none is there."""
+    """Return whether any of a few numbers of the gradients is not 0: 1 or 0."""
     plan = watched.plan()
     parts = [] if plan is None else gradient_parts(plan)
     if not parts:

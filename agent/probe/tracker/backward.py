@@ -1,8 +1,9 @@
 """Backward: it begins a pass, adds its loss, makes gradients, and outdates what was measured."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import isnan
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,7 +11,6 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
-from mp_agent.probe.step.products import fp32_share, fp32_share_is_due
 from mp_agent.probe.step.thread_progress import loss_of, within_backward
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import GradientMeasuring, StepEnd
@@ -247,7 +247,56 @@ class BackwardTracking:
         """On some steps under autocast, note how many of the products in it were in FP32 yet."""
         context = self._context
         step = context.step
-        if context.thread.autocast_step != step.sequence or not fp32_share_is_due(step.sequence):
+        on = context.thread.autocast_step == step.sequence
+        if not on or step.sequence % _INTERVAL_STEPS or AUTOCAST_FP32_SHARE in step.scalars:
             return
-        if AUTOCAST_FP32_SHARE not in step.scalars and (share := fp32_share(roots)) is not None:
+        if (share := fp32_share(roots)) is not None:
             step.scalars[AUTOCAST_FP32_SHARE] = share
+
+
+_INTERVAL_STEPS = 17
+"""Prime, so that it does not always meet what a script does on every so many steps."""
+_IN_DOUBT = 0.5
+_NODES = 96
+"""Nodes that are looked at; all up to `_NODES_IN_DOUBT` where most products there are in FP32."""
+_NODES_IN_DOUBT = 4096
+_PRODUCTS = frozenset(("AddmmBackward0", "ConvolutionBackward0", "LinearBackward0", "MmBackward0"))
+"""Of linear layers and convolutions. Those of attention are in FP32 where its kernel wants them."""
+
+
+def fp32_share(roots: object) -> float | None:
+    """Return the share of FP32 among the products that a loss was computed by, those of its end.
+
+    Where most of them are, among all. None where no product is seen: those in a compiled graph are
+    not, nor those in functions of the script's own. No module has a hook for that, since
+    `torch.compile` would compile it again.
+    """
+    share = _share(roots, _NODES)
+    if share is None or share <= _IN_DOUBT:
+        return share
+    return _share(roots, _NODES_IN_DOUBT)
+
+
+def _share(roots: object, nodes: int) -> float | None:
+    formats = [dtype is torch.float32 for dtype in _formats(_nodes(roots, nodes))]
+    return sum(formats) / len(formats) if formats else None
+
+
+def _formats(nodes: Iterable[Any]) -> Iterator[torch.dtype]:
+    """Yield the formats of the results of products."""
+    for node in nodes:
+        if node.name() in _PRODUCTS and (made := getattr(node, "_input_metadata", None)):
+            yield made[0].dtype
+
+
+def _nodes(roots: object, at_most: int) -> Iterator[Any]:
+    """Yield what a backward from `roots` will go through, along one path after the other."""
+    listed = roots if isinstance(roots, list | tuple) else [roots]
+    waiting = [node for each in listed if (node := getattr(each, "grad_fn", None)) is not None]
+    seen = set(waiting)
+    while waiting and len(seen) <= at_most:
+        node = waiting.pop()
+        yield node
+        found = [each for each, _ in node.next_functions if each is not None and each not in seen]
+        seen.update(found)
+        waiting += found

@@ -1,13 +1,17 @@
-"""What has become of an optimizer's gradients since it stepped, by a few of them.
+"""What an optimizer's steps show of the loop: which gradients they used, and in which mode.
 
-Which tensors they are, and torch's count of in-place changes, show whether they were cleared or
-added to; no number of theirs is read. Only what is done to `grad.data` is not counted.
+Which tensors the gradients are, and torch's count of in-place changes, show whether they were
+cleared or added to; no number of theirs is read. Only what is done to `grad.data` is not counted.
 """
 
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, local_of
 from mp_agent.probe.scalars import Scalar
@@ -110,3 +114,59 @@ def _inspected(slots: Sequence[LayerSlot]) -> list[torch.Tensor]:
     """Return the first, a middle and the last of the parameters that have gradients."""
     found = [slot.parameter for slot in slots if slot.parameter.grad is not None]
     return [found[at] for at in sorted({0, len(found) // 2, len(found) - 1})] if found else []
+
+
+_INSPECTED_AT_MOST = 8
+
+
+class ModelMode:
+    """Follows the mode of the last module with all of an optimizer's parameters that was given one.
+
+    Only `train()` and `eval()` of the whole count: a part that is put into evaluation mode, such as
+    batch normalization whose statistics are to stay, is so on purpose.
+    """
+
+    def __init__(self) -> None:
+        self.was_left = False
+        """The last step was made in evaluation mode, though earlier ones were not."""
+        self.is_known = False
+        """Some module was given a mode."""
+        self._model: weakref.ref[nn.Module] | None = None
+        self._trained = False
+        """There was a step in training mode."""
+        self._behaving: tuple[weakref.ref[nn.Module], ...] = ()
+        """Some of the modules that compute otherwise in evaluation mode."""
+
+    def given(self, model: nn.Module, *, trained_before: bool) -> None:
+        """Follow `model`, which was given a mode; trained_before: it has been stepped in training.
+
+        Its modules are gone through when it is not the one that is followed.
+        """
+        self.is_known = True
+        self._trained |= trained_before
+        if self._model is None or self._model() is not model:
+            self._model = weakref.ref(model)
+            behaving = filter(_depends_on_mode, nn.Module.modules(model))
+            self._behaving = tuple(map(weakref.ref, islice(behaving, _INSPECTED_AT_MOST)))
+
+    def stepped(self) -> None:
+        """Note the mode in which the optimizer has stepped.
+
+        It is read of the modules: some frameworks set the attribute, and call nothing.
+        """
+        if self._model is None or (model := self._model()) is None:
+            self.was_left = False
+        elif model.training:
+            self._trained, self.was_left = True, False
+        else:
+            modes = [each.training for ref in self._behaving if (each := ref()) is not None]
+            self.was_left = self._trained and bool(modes) and not any(modes)
+
+
+def _depends_on_mode(module: nn.Module) -> bool:
+    """Return whether a module computes otherwise in evaluation mode."""
+    if isinstance(module, _DropoutNd):
+        return module.p > 0.0
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return module.dropout > 0.0
+    return isinstance(module, _NormBase) and module.track_running_stats
