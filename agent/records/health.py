@@ -144,6 +144,20 @@ class LayersWithoutGradient:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedParameters:
+    """What the last looks at parameters have found; None before any.
+
+    unheld: parameters that get gradients and that no optimizer holds. unchanged: those that did not
+    change although they were to. rounded_ratio: share of the elements in at most 16 bits that did
+    not change; None also while the learning rate rises, or is far below its highest.
+    """
+
+    unheld: float | None = None
+    unchanged: float | None = None
+    rounded_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StaleMoments:
     """Layers whose gradients have outgrown the optimizer's second moments; some by name."""
 

@@ -79,6 +79,11 @@ class FamilyColumns(Struct, frozen=True, array_like=True, forbid_unknown_fields=
     columns: tuple[Text, ...]
 
 
+UNHELD, UNCHANGED, TRAINED_RATIO = "unheld_parameters", "unchanged_parameters", "trained_ratio"
+"""Facts that looks at parameters find: names of some, and the share of the model that is trained;
+a fact that is not known, or of no parameter, is left out."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
     """How to read the rows of a ring: column names, shares and layers, in the order of the rows.

@@ -20,6 +20,7 @@ from mp_agent.records.health import (
     StaleMoments,
     Straggler,
     TensorRows,
+    TrainedParameters,
     TroubledLayers,
 )
 from mp_agent.records.merged import OptimizerStep
@@ -153,6 +154,7 @@ class RunView:
     """None before any layer was sampled."""
     without_gradient: LayersWithoutGradient | None = None
     """None before enough steps."""
+    trained: TrainedParameters = field(default_factory=TrainedParameters)
     moments: StaleMoments | None = None
     """None before any layer with second moments was sampled."""
     logits: LogitGrowth | None = None

@@ -231,10 +231,10 @@ LAYERS_WITHOUT_GRADIENT = Condition(
     meaning="These layers keep their initial weights, while the loss may still fall by what the "
     "others learn.",
     confirm="mp_agent_layer_without_gradient_info names the layers, and "
-    "mp_agent_unsupported_info parameters with gradients that no optimizer holds, if there are "
-    "any. In the script, print the names of all parameters whose grad is None after backward.",
+    "mp_agent_unheld_parameters_info parameters with gradients that no optimizer holds, if there "
+    "are any. In the script, print the names of all parameters whose grad is None after backward.",
     remedies=(
-        "If mp_agent_unsupported_info names gradients that no optimizer holds, create the "
+        "If mp_agent_unheld_parameters_info names parameters that no optimizer holds, create the "
         "optimizer after the model has been copied, moved and wrapped, from the parameters of the "
         "model that computes the loss.",
         "With activation checkpointing, pass use_reentrant=False, or let the input of the first "
@@ -264,7 +264,7 @@ LAYERS_WITHOUT_GRADIENT = Condition(
         "frozen parameters and idle experts, which are not counted",
         "a run whose layers were never sampled",
     ),
-    follows_from=("MpAgentNothingTrained",),
+    follows_from=("MpAgentParametersWithoutOptimizer", "MpAgentNothingTrained"),
     needs=((Quantity.LAYERS,),),
     knobs=(less_above("layers_without_gradient"),),
     guidance=Guidance(
@@ -273,7 +273,7 @@ LAYERS_WITHOUT_GRADIENT = Condition(
         query='mp_agent_layer_without_gradient_info{run="RUN"}',
         reading="The layers that have never had a gradient in this attempt, those nearest to the "
         "input first; mp_agent_layers_without_gradient_ratio is their share. The parameters that "
-        'get gradients instead, if any, are in mp_agent_unsupported_info{run="RUN"}.',
+        'get gradients instead, if any, are in mp_agent_unheld_parameters_info{run="RUN"}.',
         causes=(
             "The optimizer was created before the model was copied, moved to a device or wrapped: "
             "it holds tensors that the loss does not depend on.",

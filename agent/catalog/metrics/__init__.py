@@ -27,7 +27,11 @@ from mp_agent.catalog.metrics.gradient_layers import (
     REPLICA_METRICS,
 )
 from mp_agent.catalog.metrics.gradients import GRADIENT_METRICS
-from mp_agent.catalog.metrics.optimizer import UPDATE_LAYER_METRICS, UPDATE_METRICS
+from mp_agent.catalog.metrics.optimizer import (
+    PARAMETER_METRICS,
+    UPDATE_LAYER_METRICS,
+    UPDATE_METRICS,
+)
 from mp_agent.catalog.metrics.ranks import RANK_METRICS, WAITING_METRICS
 from mp_agent.catalog.metrics.reinforcement import LOGPROB_METRICS
 from mp_agent.catalog.metrics.routers import ROUTER_LAYER_METRICS, ROUTER_METRICS
@@ -61,6 +65,7 @@ METRICS: tuple[Metric, ...] = (
     *REPLICA_METRICS,
     *LAYER_TROUBLE_METRICS,
     *UPDATE_METRICS,
+    *PARAMETER_METRICS,
     *DISTRIBUTION_METRICS,
     *CONDITION_METRICS,
     *CODE_METRICS,

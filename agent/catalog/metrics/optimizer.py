@@ -5,6 +5,7 @@ from math import sqrt
 
 from mp_agent.catalog.metric import Reading, gauge, info, layer_gauge
 from mp_agent.records.columns import OPTIMIZER
+from mp_agent.records.schema import TRAINED_RATIO, UNCHANGED, UNHELD
 from mp_agent.records.views import LayerView, RunView
 
 Columns = Mapping[str, float]
@@ -88,6 +89,17 @@ UPDATE_LAYER_METRICS = (
 )
 
 
+def _named(fact: str) -> Callable[[RunView], Reading]:
+    return lambda run: {(names,): 1.0} if (names := run.facts.get(fact)) else None
+
+
+def _trained_ratio(run: RunView) -> Reading:
+    try:
+        return float(run.facts[TRAINED_RATIO])
+    except (KeyError, ValueError):
+        return None
+
+
 def _of_run(quantity: Quantity) -> Callable[[RunView], Reading]:
     return lambda run: quantity(run.latest.families.get(OPTIMIZER.name, {}))
 
@@ -133,6 +145,61 @@ MOMENT_STALE_LAYER = info(
     help="A layer whose mp_agent_layer_moment_rms is above its limit; 10 at most, those with "
     "the largest values.",
     read=lambda run: {(name,): 1.0 for name in run.moments.stale_names} if run.moments else None,
+)
+
+PARAMETERS_UNHELD = gauge(
+    "mp_agent.parameters.unheld",
+    "{parameter}",
+    help="Parameters of modules in training mode that get gradients and that no optimizer holds, "
+    "nor anything else changes, as two looks have found them: at steps 1 and 10, and then at least "
+    "32 steps apart.",
+    read=lambda run: run.trained.unheld,
+)
+UNHELD_PARAMETERS_INFO = info(
+    "mp_agent.unheld_parameters.info",
+    labels=("parameters",),
+    help="Names of parameters that get gradients and that no optimizer holds: the first ones, and "
+    "how many more there are.",
+    read=_named(UNHELD),
+)
+PARAMETERS_UNCHANGED = gauge(
+    "mp_agent.parameters.unchanged",
+    "{parameter}",
+    help="Parameters that are as they were at the look before, nine or more steps ago, although "
+    "the optimizer has stepped, and gradients and learning rate were to change each of the "
+    "elements by more than the spacing of its format. A look is at 32 elements of up to 24 "
+    "parameters, of 128 at first.",
+    read=lambda run: run.trained.unchanged,
+)
+UNCHANGED_PARAMETERS_INFO = info(
+    "mp_agent.unchanged_parameters.info",
+    labels=("parameters",),
+    help="Names of parameters that did not change: the first ones, and how many more there are.",
+    read=_named(UNCHANGED),
+)
+UPDATES_ROUNDED = gauge(
+    "mp_agent.updates.rounded",
+    "1",
+    help="Share of the elements in formats of at most 16 bits, of a few of each parameter, that "
+    "are as they were nine or more steps before although they have gradients and a learning rate; "
+    "absent while the learning rate rises or has decayed, and where the optimizer steps FP32 "
+    "copies.",
+    read=lambda run: run.trained.rounded_ratio,
+)
+
+PARAMETER_METRICS = (
+    PARAMETERS_UNHELD,
+    UNHELD_PARAMETERS_INFO,
+    PARAMETERS_UNCHANGED,
+    UNCHANGED_PARAMETERS_INFO,
+    UPDATES_ROUNDED,
+    gauge(
+        "mp_agent.parameters.trained",
+        "1",
+        help="Share of the elements of the run's model that are in an optimizer and require "
+        "gradients.",
+        read=_trained_ratio,
+    ),
 )
 
 UPDATE_METRICS = (

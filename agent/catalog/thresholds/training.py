@@ -245,6 +245,13 @@ OPTIMIZER_THRESHOLDS = (
         meaning="share of the updates of 16-bit weights whose loss in rounding stops learning",
     ),
     Threshold(
+        name="updates_rounded",
+        value=0.99,
+        unit="1",
+        meaning="share of the elements of 16-bit weights that did not change over several steps "
+        "above which nothing is learned",
+    ),
+    Threshold(
         name="adam_below_epsilon",
         value=0.5,
         unit="1",

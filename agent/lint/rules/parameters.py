@@ -134,6 +134,6 @@ model.fc = torch.nn.Linear(512, 10)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """,
     remedy="Make the optimizer last, or give it the new parameters with `add_param_group`.",
-    alert="MpAgentLayersWithoutGradient",
+    alert="MpAgentParametersWithoutOptimizer",
     find=_find_stale_optimizer,
 )

@@ -18,8 +18,11 @@ from mp_agent.records.columns import (
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
     LEFT_IN_EVALUATION,
+    ROUNDED_RATIO,
+    UNCHANGED_PARAMETERS,
+    UNHELD_PARAMETERS,
 )
-from mp_agent.records.health import Learning, LoopMistakes
+from mp_agent.records.health import Learning, LoopMistakes, TrainedParameters
 from mp_agent.records.merged import MergedStep
 
 ZERO_LOSS = "loss 0 with non-finite gradients"
@@ -277,3 +280,46 @@ class LoopTracker(Tracker):
             fp32_share=self.fp32_share,
             fp32_samples=self.fp32_samples,
         )
+
+
+_SETTLED_SHARE = 0.3
+"""Share of its highest value that the learning rate has where a schedule does not explain that
+updates are rounded away."""
+_RISING = 1.05
+
+
+@dataclass(slots=True, kw_only=True)
+class ParameterTracker(Tracker):
+    """What the last looks at parameters have found; between looks steps say nothing of it."""
+
+    unheld: float | None = None
+    unchanged: float | None = None
+    rounded_ratio: float | None = None
+    rate: float | None = None
+    """Learning rate of the last step on which weights were compared, at first of the first step."""
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Account for a closed step, if anything was looked at."""
+        self.unheld = step.columns.get(UNHELD_PARAMETERS, self.unheld)
+        rate = step.get("learning_rate")
+        if UNCHANGED_PARAMETERS in step.columns:
+            self.unchanged = step.columns[UNCHANGED_PARAMETERS]
+            ratio = step.columns.get(ROUNDED_RATIO)
+            highest = context.progress.learning.highest_rate
+            self.rounded_ratio = ratio if _is_settled(rate, self.rate, highest) else None
+            self.rate = rate
+        elif self.rate is None:
+            self.rate = rate
+
+    def view(self) -> TrainedParameters:
+        """Return what was found last."""
+        return TrainedParameters(
+            unheld=self.unheld, unchanged=self.unchanged, rounded_ratio=self.rounded_ratio
+        )
+
+
+def _is_settled(rate: float | None, before: float | None, highest: float) -> bool:
+    """Return whether a learning rate neither rises nor has almost decayed."""
+    if rate is None or before is None:
+        return False
+    return 0.0 < rate <= _RISING * before and rate >= _SETTLED_SHARE * highest

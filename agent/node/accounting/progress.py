@@ -18,7 +18,7 @@ from mp_agent.node.accounting.instruments import (
 )
 from mp_agent.node.accounting.latest import LatestStep, OptimizerTracker, ReplicaTracker
 from mp_agent.node.accounting.layer_health import LayerHealth
-from mp_agent.node.accounting.learning import LearningTracker, LoopTracker
+from mp_agent.node.accounting.learning import LearningTracker, LoopTracker, ParameterTracker
 from mp_agent.node.accounting.loss import LossTracker
 from mp_agent.node.accounting.loss_scale import FloorSkips, LossScaleTracker, Misreadings
 from mp_agent.node.accounting.ranks import Pace, ReductionTracker, StragglerTracker
@@ -53,6 +53,7 @@ class Progress:
     windows: NormWindows = field(default_factory=NormWindows)
     layers: LayerHealth = field(default_factory=LayerHealth)
     without_gradient: WithoutGradient = field(default_factory=WithoutGradient)
+    trained: ParameterTracker = field(default_factory=ParameterTracker)
     moments: SecondMoments = field(default_factory=SecondMoments)
     outputs: NonfiniteOutputTracker = field(default_factory=NonfiniteOutputTracker)
     backward: NonfiniteGradientTracker = field(default_factory=NonfiniteGradientTracker)
@@ -93,6 +94,7 @@ class Progress:
             straggler=self.stragglers.worst,
             layers=self.layers.view(context),
             without_gradient=self.without_gradient.view(context),
+            trained=self.trained.view(),
             moments=self.moments.view(context),
             logits=self.logits.view(),
             routers=self.routers.view(context),

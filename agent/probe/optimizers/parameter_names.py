@@ -297,14 +297,55 @@ def computing_dtype(
     return elements.most_common(1)[0][0] if elements else None
 
 
-def unheld_gradients(modules: Sequence[nn.Module], held: Collection[int]) -> list[str]:
-    """Return the names of the modules' parameters that have gradients and are not `held`."""
+def unheld_gradients(
+    modules: Sequence[nn.Module], held: Collection[int], root: nn.Module | None
+) -> list[tuple[str, nn.Parameter]]:
+    """Return the modules' parameters, with names, that have gradients and are not `held`.
+
+    Names of what is not in `root`, if that is given, begin with the class of the outermost module.
+    Parameters that belong to modules in evaluation mode are left out.
+    """
     return [
-        strip_wrappers(name)
+        (
+            strip_wrappers(
+                name if root is None or module is root else f"{_class_name(module)}.{name}"
+            ),
+            parameter,
+        )
         for module in _outermost(modules)
-        for name, parameter in held_parameters(module)
-        if parameter.requires_grad and parameter.grad is not None and id(parameter) not in held
+        for name, parameter in _trained_parameters(module)
+        if parameter.grad is not None and id(parameter) not in held
     ]
+
+
+def untouched(modules: Iterable[nn.Module], held: Collection[int]) -> list[nn.Module]:
+    """Return the modules of which no parameter is `held`, and some are to be trained."""
+    found = []
+    for module in modules:
+        own = list(held_parameters(module))
+        if any(each.requires_grad for _, each in own) and not any(id(p) in held for _, p in own):
+            found.append(module)
+    return found
+
+
+def strays_of(
+    modules: Sequence[nn.Module], root: nn.Module | None, optimizers: Iterable[Optimizer]
+) -> list[nn.Module]:
+    """Return the outermost modules but `root` of which no optimizer holds any parameter."""
+    held = {id(each) for optimizer in optimizers for each in optimizer_parameters(optimizer)}
+    return untouched((each for each in _outermost(modules) if each is not root), held)
+
+
+def _trained_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield parameters that require gradients, each once, of modules in training mode."""
+    seen: set[int] = set()
+    for path, module in nn.Module.named_modules(root):
+        for key, parameter in module._parameters.items() if module.training else ():
+            if parameter is None or not (parameter.requires_grad and parameter.is_leaf):
+                continue
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield f"{path}.{key}" if path else key, parameter
 
 
 def listed(names: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from mp_agent.probe.optimizers.parameter_names import (
     names_parameters,
     optimizer_parameters,
     root_module,
+    strays_of,
     trains_part_of,
 )
 from mp_agent.probe.optimizers.plan import (
@@ -146,6 +147,8 @@ class PlanMaker:
         """The model that the user named."""
         self._root: weakref.ref[nn.Module] | None = None
         """The module tree of the first one's parameters."""
+        self.strays: list[weakref.ref[nn.Module]] = []
+        """Modules beside the run's model of which no optimizer held any parameter at first."""
         self._live: LiveObjects | None = None
         self._cache = PlanCache()
         self._walks = WalkBudget()
@@ -193,6 +196,8 @@ class PlanMaker:
         if watched.role is Role.FIRST:
             self._root = None if root is None else weakref.ref(root)
             self._new_optimizers.find_candidates(optimizer, root, live, plan.identities)
+            known = [*live.optimizers, *self._new_optimizers.all(), optimizer]
+            self.strays = list(map(weakref.ref, strays_of(live.modules, root, known)))
         self._live = None
         return plan
 

@@ -6,17 +6,19 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.engine import Engine, EnginePlan, OwningEngine
-from mp_agent.probe.optimizers.live_objects import NewOptimizers
+from mp_agent.probe.optimizers.live_objects import NewOptimizers, alive
 from mp_agent.probe.optimizers.parameter_names import (
     has_gradient,
+    held_parameters,
     holders,
     holds_any,
-    listed,
     optimizer_parameters,
     unheld_gradients,
+    untouched,
 )
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.plan_maker import PlanMaker
@@ -131,27 +133,48 @@ class OptimizerRegistry:
             return False
         return holds_any(root, optimizer_parameters(optimizer))
 
-    def unheld_gradients(self) -> str:
-        """Return the names of the model's parameters that have gradients and no optimizer; or "".
+    def unheld_gradients(self, *, strays: bool) -> list[tuple[str, nn.Parameter]]:
+        """Return parameters of the run's model that have gradients and no optimizer, with names.
 
-        Where the optimizer's own have none, they are searched for among all live modules. An
-        optimizer that does not step yet holds what it holds.
+        Not those of modules in evaluation mode, such as a pretrained network that a loss compares
+        features by. An optimizer that does not step yet holds what it holds.
+
+        strays: whether modules count that are in no model and of which no optimizer holds any
+        parameter, such as layers in a plain list; another thread may not be training them. Where
+        none of the optimizers' own parameters has a gradient, all live modules count then.
         """
         first, root = self.first, self.root
         plan = None if first is None else first.plan()
         if plan is None or any(each.managed for each in self.roles.watched):
-            return ""
-        if len(self.roles.watched) == OPTIMIZERS_AT_MOST:
-            return ""  # others may hold them
+            return []
         held = {id(each) for other in self._new.all() for each in optimizer_parameters(other)}
         held.update(identity for own in self.plans() for identity in own.identities)
-        modules: Sequence[nn.Module] = () if root is None else (root,)
+        modules = [] if root is None else [root]
         if any(slot.parameter.grad is not None for slot in plan.slots):
             held.update(id(source()) for own in self.plans() for source in own.used_sources)
-        else:
-            modules = self._plan_maker.live_objects().modules
+            if strays:
+                modules += untouched(alive(self._plan_maker.strays), held)
+        elif strays:
+            root, modules = None, list(self._plan_maker.live_objects().modules)
             self._plan_maker.forget_live_objects()
-        return listed(unheld_gradients(modules, held))
+        found = unheld_gradients(modules, held, root)
+        if found:  # by optimizers that were made before the probe, and train nothing yet
+            live = self._plan_maker.live_objects().optimizers
+            self._plan_maker.forget_live_objects()
+            held.update(id(each) for other in live for each in optimizer_parameters(other))
+        return [(name, each) for name, each in found if id(each) not in held]
+
+    def trained_share(self) -> float | None:
+        """Return the share of the elements of the run's model that its optimizers train."""
+        if (root := self.root) is None:
+            return None
+        plans = self.plans_of_run()
+        held = {identity for plan in plans for identity in plan.identities}
+        held.update(id(source()) for plan in plans for source in plan.sources)
+        sizes = [(each, each.numel()) for _, each in held_parameters(root) if not is_lazy(each)]
+        trained = sum(size for each, size in sizes if each.requires_grad and id(each) in held)
+        total = sum(size for _, size in sizes)
+        return trained / total if total and trained else None
 
     def returns(self, watched: WatchedOptimizer) -> bool:
         """Return whether `watched` was the first until another one took its place."""

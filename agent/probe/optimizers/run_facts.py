@@ -94,6 +94,10 @@ class ObservedTraits:
     """The main script, for the node agent to check; empty: it is not to be checked."""
     collections: str = ""
     """The tensor collections that the script has defined; empty: none."""
+    parameters: dict[str, str] = field(default_factory=dict)
+    """What looks at parameters have found last, by the name of the fact; none where empty."""
+    backward_threads: set[int] = field(default_factory=set)
+    """Threads that have begun a backward."""
 
 
 def facts_of(
@@ -115,6 +119,7 @@ def facts_of(
         *collections,
         *formats_of(plans, traits.gradient_formats, traits.autocast_dtype),
         ("fp8_library", traits.fp8_library),
+        *((name, fact) for name, fact in traits.parameters.items() if fact),
     )
 
 

@@ -5,6 +5,8 @@ from threading import get_ident
 from time import perf_counter
 from typing import NamedTuple
 
+import torch
+
 from mp_agent.probe import accelerator
 from mp_agent.probe.delivery.base import Delivery
 from mp_agent.probe.instruments.fp8 import fp8_library
@@ -22,6 +24,7 @@ from mp_agent.probe.recording.ring_schema import (
     measured_step_columns,
 )
 from mp_agent.probe.recording.step_measurement import ScaledPlan, StepMeasurement
+from mp_agent.probe.recording.trained_parameters import ParameterCensus, WeightChanges
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import ObservedStep, OpenStep, observed_step
 from mp_agent.ring.writer import RingWriter
@@ -81,6 +84,8 @@ class StepRecorder:
             registry.note_unsupported,
         )
         self._instruments = instruments
+        self._census = ParameterCensus(registry, traits)
+        self._changes = WeightChanges(registry, traits)
         self._host_is_ahead = False
         self._writer: RingWriter | None = None
 
@@ -100,6 +105,10 @@ class StepRecorder:
             self._traits.fp8_library = fp8_library(self._registry.root)
         if not step.totals:  # no record of the step is written yet: the schema may have new names
             self._traits.collections = tensor_collections.fact
+            if step.sequence >= self._census.looks.due and scaled[0][0].of_run:
+                self._take_census(step)
+            if step.sequence >= self._changes.looks.due and scaled[0][0].of_run:
+                self._compare_weights(step)
         self._instruments.measuring_begins(step, scaled)
         plans = self._registry.plans()
         by_label = {plan.label: plan for plan in plans}
@@ -132,12 +141,27 @@ class StepRecorder:
             if (reduced := plan.reducers.reduced()) is not None:
                 step.note_reduction(reduced)
         self._instruments.gradients_measured(step, measured)
+        if of_run and step.sequence >= self._changes.looks.due:
+            self._sample_weights(step, usable)
         if timer is not None:
             timer.stop()
             step.timers.append(timer)
         step.measured.update(plan.label for plan, _ in usable)
         if step.worth_reporting(self._registry.roles.labels_of_run):
             ready.delivery.offer(self._observed(step), complete=False)
+
+    @contained("comparing parameters with optimizers")
+    def _take_census(self, step: OpenStep) -> None:
+        self._census.look(step.sequence, step.scalars)
+
+    @contained("comparing weights with earlier ones")
+    def _compare_weights(self, step: OpenStep) -> None:
+        self._changes.compare(step)
+
+    @contained("keeping weights to compare later ones with")
+    def _sample_weights(self, step: OpenStep, plans: Sequence[ScaledPlan]) -> None:
+        with torch.no_grad():
+            self._changes.sample(step, plans)
 
     @contained("timing a step")
     def end(self, step: OpenStep, probe_seconds: float) -> None:

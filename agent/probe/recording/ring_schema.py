@@ -68,6 +68,8 @@ class RingSchema:
         """The own families that it has."""
         self._collections = ""
         """The tensor collections that it has."""
+        self._parameters: Mapping[str, str] = {}
+        """What it says of parameters."""
         self._begun: _Begun | None = None
         """The newest schema in the ring, the gradients' device, and the order of the layers."""
         self._next_try_seconds = 0.0
@@ -94,6 +96,7 @@ class RingSchema:
             self.delivery is not None
             and self.own_families == self._own_layers
             and self._traits.collections == self._collections
+            and self._traits.parameters == self._parameters
             and len(plans) == len(self._layers)
             and all(plan.layers is layers for plan, layers in zip(plans, self._layers, strict=True))
         ):
@@ -120,7 +123,7 @@ class RingSchema:
         parameters or of the next model of a sweep, continue the ones before.
         """
         shares = tuple(share for plan in plans for share in plan.shares)
-        own, collections = self.own_families, self._traits.collections
+        own = self.own_families
         schema = Schema(
             step_columns=self._step_columns,
             families=family_columns(
@@ -133,7 +136,7 @@ class RingSchema:
         device, order = plans[0].device, _module_order(plans)
         before, begun = self.delivery, (schema, device, order)
         if before is not None and begun == self._begun:
-            self._note_made_of(plans, own, collections)
+            self._note_made_of(plans, own)
             return before
         begin = _Beginning(writer, schema, self._schedule, device, order)
         if before is not None:
@@ -149,14 +152,11 @@ class RingSchema:
         for plan in plans:
             for feature in plan.unsupported:
                 self._note_unsupported(feature)
-        self._note_made_of(plans, own, collections)
+        self._note_made_of(plans, own)
         return following
 
     def _note_made_of(
-        self,
-        plans: Sequence[MeasurementPlan],
-        own: Mapping[str, tuple[str, ...]],
-        collections: str,
+        self, plans: Sequence[MeasurementPlan], own: Mapping[str, tuple[str, ...]]
     ) -> None:
         self.optimizers = tuple(
             OptimizerRows(label=plan.label, shares=len(plan.shares), layers=len(plan.layers))
@@ -164,7 +164,8 @@ class RingSchema:
         )
         self._layers = tuple(plan.layers for plan in plans)
         self._own_layers = own
-        self._collections = collections
+        self._collections = self._traits.collections
+        self._parameters = self._traits.parameters
 
     def _begin_now(self, begun: _Begun, begin: "_Beginning") -> Delivery:
         """Begin a schema, or go on where its delivery could not be made the last time."""

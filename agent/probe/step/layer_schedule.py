@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, isfinite, isnan, log2, sqrt
+from math import ceil, inf, isfinite, isnan, log2, sqrt
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -366,3 +367,45 @@ def _is_looked_into(steps_in_a_row: int) -> bool:
     if steps_in_a_row <= 0:
         return False
     return steps_in_a_row <= _TROUBLE_STEPS_IN_A_ROW or steps_in_a_row % _EARLY_INTERVAL == 0
+
+
+_LOOKS_APART_STEPS = 32
+_LOOKS_SHARE = 0.001
+"""Share of the time that looks of one kind take, at most."""
+_LOOKS_SECONDS_PER_STEP = 20e-6
+"""What they may take of the shortest steps all the same."""
+_SOON_STEPS = 9
+"""Odd, so that an element which goes up and down by equal amounts is not where it was."""
+
+
+class Looks:
+    """Says on which steps to look at something next, by what looking has cost.
+
+    due: the next step on which to look: the first and the tenth, and then one in 32 or more.
+    """
+
+    def __init__(self) -> None:
+        self.due = 1
+        self._begun_seconds = 0.0
+        self._cost_seconds = inf
+        self._last: tuple[int, float] | None = None
+        """Number of the step of the last look, and when that ended."""
+
+    def begin(self) -> None:
+        """Note that a look begins."""
+        self._begun_seconds = perf_counter()
+
+    def end(self, sequence: int, *, soon: bool = False) -> None:
+        """Note that a look of step `sequence` has ended; soon: the next one is to follow it up."""
+        now_seconds, before_seconds = perf_counter(), self._cost_seconds
+        self._cost_seconds = now_seconds - self._begun_seconds
+        apart_steps = _LOOKS_APART_STEPS
+        if self._last is None or soon:
+            apart_steps = _SOON_STEPS
+        else:
+            steps, seconds = sequence - self._last[0], self._begun_seconds - self._last[1]
+            allowed = max(_LOOKS_SHARE * seconds / max(steps, 1), _LOOKS_SECONDS_PER_STEP)
+            # Of two, since a single one may have been interrupted.
+            apart_steps = max(apart_steps, ceil(min(self._cost_seconds, before_seconds) / allowed))
+        self._last = sequence, now_seconds
+        self.due = sequence + apart_steps

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import isnan
+from threading import get_ident
 from time import perf_counter
 from typing import Any
 
@@ -124,6 +125,7 @@ class BackwardTracking:
         context = self._context
         self._connect()
         thread = context.thread
+        context.traits.backward_threads.add(get_ident())
         thread.in_backward = True
         thread.closure_made_gradients = thread.in_closure
         if not thread.in_closure:

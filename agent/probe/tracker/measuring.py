@@ -160,8 +160,6 @@ class Succession:
             self._step_end.after_step()
 
 
-_UNHELD_AT_STEP = 64
-"""Step by which all optimizers that train the run's model have been made."""
 OWN_GRADIENTS = "the loss of steps whose gradients the script itself puts together"
 
 
@@ -247,8 +245,6 @@ class GradientMeasuring:
         context.note_learning_rate(first)
         if not first.managed:
             context.note_trainer_step(first, step.sequence)
-        if step.sequence == _UNHELD_AT_STEP and (found := context.registry.unheld_gradients()):
-            context.note_unsupported(f"gradients that no optimizer holds: {found}")
 
     def _note_factors(self, step: OpenStep, point: str) -> None:
         """Record by what gradients were multiplied since backward, and the loss before it.

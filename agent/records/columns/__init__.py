@@ -50,7 +50,10 @@ from mp_agent.records.columns.step import (
     LOCAL_GRAD_NONFINITE_ELEMENTS,
     LOCAL_GRAD_NORM,
     LOSS_FACTOR,
+    ROUNDED_RATIO,
     STEP_COLUMNS,
+    UNCHANGED_PARAMETERS,
+    UNHELD_PARAMETERS,
     step_columns,
 )
 
@@ -82,6 +85,7 @@ __all__ = [
     "LOGPROBS",
     "LOSS_FACTOR",
     "OPTIMIZER",
+    "ROUNDED_RATIO",
     "ROUTERS",
     "STATE",
     "STEP_COLUMNS",
@@ -89,6 +93,8 @@ __all__ = [
     "STEP_COLUMN_NAMES",
     "TENSORS",
     "TENSOR_EXPONENTS",
+    "UNCHANGED_PARAMETERS",
+    "UNHELD_PARAMETERS",
     "WEIGHTS",
     "Column",
     "ColumnFamily",

@@ -11,6 +11,9 @@ BACKWARDS_DISCARDED = "backwards_discarded"
 LATE_CLIPPING = "late_clipping"
 LEFT_IN_EVALUATION = "left_in_evaluation"
 AUTOCAST_FP32_SHARE = "autocast_fp32_share"
+UNHELD_PARAMETERS = "unheld_parameters"
+UNCHANGED_PARAMETERS = "unchanged_parameters"
+ROUNDED_RATIO = "rounded_ratio"
 
 COMMON_STEP_COLUMNS = (
     Column("loss", Algebra.MEAN, "sum over the backwards of the step; absent when not finite"),
@@ -134,6 +137,25 @@ COMMON_STEP_COLUMNS = (
         Algebra.MEAN,
         "share of FP32 among the results of the linear layers and convolutions that the loss was "
         "computed by, while autocast to 16 bits was on in the step; on some steps",
+    ),
+    Column(
+        UNHELD_PARAMETERS,
+        Algebra.MAX,
+        "parameters of the model, in training mode, that get gradients, that no optimizer holds "
+        "and that stayed as they were since the look before; on some steps, from the tenth on",
+    ),
+    Column(
+        UNCHANGED_PARAMETERS,
+        Algebra.MAX,
+        "of the parameters of which a few elements were looked at nine steps ago or earlier, those "
+        "whose elements are all as they were, although each had a gradient and a learning rate "
+        "that change the weight by more than the spacing of its format; on some steps",
+    ),
+    Column(
+        ROUNDED_RATIO,
+        Algebra.MIN,
+        "of those elements in formats of at most 16 bits, the share that are as they were although "
+        "each had a gradient and a learning rate; on the same steps",
     ),
 )
 """What every rank knows of a step as a whole."""

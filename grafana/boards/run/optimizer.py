@@ -4,8 +4,10 @@ from grafana.panel import Panel, Query, Row, above, help_of
 from grafana.queries import by_run
 from mp_agent.alerting.conditions.optimizer import (
     ADAM_EPSILON_UNSAFE,
+    PARAMETERS_WITHOUT_OPTIMIZER,
     SECOND_MOMENT_STALE,
     UPDATES_LOST,
+    WEIGHTS_UNCHANGED,
 )
 
 _NOTHING = "Not measured"
@@ -64,6 +66,19 @@ OPTIMIZER = Row(
                 Query(by_run("mp_agent_adam_epsilon_lost_ratio"), "cannot hold it", optional=True),
             ),
             runbooks=(ADAM_EPSILON_UNSAFE,),
+        ),
+        Panel(
+            id=66,
+            title="Parameters that are not trained",
+            description="Parameters that get gradients and are in no optimizer, and parameters "
+            "that stay as they are although the optimizer steps. Both are 0 in a healthy run.",
+            minimum=0,
+            lines=True,
+            queries=(
+                Query(by_run("mp_agent_parameters_unheld"), "in no optimizer", optional=True),
+                Query(by_run("mp_agent_parameters_unchanged"), "unchanged", optional=True),
+            ),
+            runbooks=(PARAMETERS_WITHOUT_OPTIMIZER, WEIGHTS_UNCHANGED),
         ),
     ),
 )

@@ -101,7 +101,84 @@ _ONE_LOOK = Example(
 )
 
 
+_HEAD = Example(
+    title="a head that was replaced after the optimizer was made",
+    minutes=10,
+    tracks=(
+        Track(optimizer.PARAMETERS_UNHELD, (0, 2)),
+        Track(optimizer.UNHELD_PARAMETERS_INFO, (None, 1), {"parameters": "fc.weight, fc.bias"}),
+    ),
+    fires={
+        Severity.WARNING: "2 parameter(s) of run demo get gradients, are in no optimizer, and keep "
+        "their values. Among them: fc.weight, fc.bias."
+    },
+    at=4,
+    not_yet=(0,),
+)
+
+_ALL_HELD = Example(
+    title="a run whose optimizers hold all parameters that get gradients",
+    minutes=10,
+    tracks=(Track(optimizer.PARAMETERS_UNHELD, (0,)),),
+)
+
+_UPDATED_COPY = Example(
+    title="a step that updates a copy of two weights",
+    minutes=10,
+    tracks=(
+        Track(optimizer.PARAMETERS_UNCHANGED, (0, 2)),
+        Track(
+            optimizer.UNCHANGED_PARAMETERS_INFO,
+            (None, 1),
+            {"parameters": "conv1.weight, conv2.weight"},
+        ),
+    ),
+    fires={
+        Severity.CRITICAL: "2 parameter(s) of run demo did not change over nine or more steps, "
+        "although gradients and learning rate were to change them by more than the spacing of "
+        "their format. Among them: conv1.weight, conv2.weight."
+    },
+    at=4,
+    not_yet=(0,),
+)
+
+_ROUNDED = Example(
+    title="BF16 weights whose every update is rounded away",
+    minutes=10,
+    tracks=(
+        Track(optimizer.PARAMETERS_UNCHANGED, (0,)),
+        Track(optimizer.UPDATES_ROUNDED, (0.4, 1)),
+    ),
+    fires={
+        Severity.WARNING: "100% of the elements of 16-bit weights in run demo that were looked at "
+        "did not change over nine or more steps: each update is below half the spacing of the "
+        "format."
+    },
+    at=4,
+    not_yet=(0,),
+)
+
+_CHANGED = Example(
+    title="weights that change, and 16-bit weights of which some do",
+    minutes=10,
+    tracks=(
+        Track(optimizer.PARAMETERS_UNCHANGED, (0,)),
+        Track(optimizer.UPDATES_ROUNDED, (0.9,)),
+    ),
+)
+
+_NOT_COMPARED = Example(
+    title="a learning rate of 0, skipped steps and a frozen model, of which nothing is compared",
+    minutes=10,
+    tracks=(Track(optimizer.PARAMETERS_UNHELD, (0,)),),
+)
+
+
 EXAMPLES = {
+    "MpAgentParametersWithoutOptimizer": Examples(firing=(_HEAD,), quiet=(_ALL_HELD,)),
+    "MpAgentWeightsUnchanged": Examples(
+        firing=(_UPDATED_COPY, _ROUNDED), quiet=(_CHANGED, _NOT_COMPARED)
+    ),
     "MpAgentSecondMomentStale": Examples(
         firing=(_SHIFT, _OUTLASTED),
         quiet=(_NONE,),

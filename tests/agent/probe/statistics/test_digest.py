@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mp_agent.probe.statistics.base import GradientStatistics
+from mp_agent.probe.statistics import GradientStatistics
 from mp_agent.probe.statistics.host import CpuStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
 

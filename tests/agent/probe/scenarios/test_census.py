@@ -1,0 +1,524 @@
+"""Parameters that no optimizer holds, and weights that its steps leave as they are, bring alerts.
+
+Each loop trains on this process with a probe, and a node agent's run reads its ring. Loops in good
+health, of the same looks, bring nothing.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from mp_agent.node.conditions import tracker
+from mp_agent.node.run.run import Run
+from mp_agent.ring import locations, reader
+from mp_agent.settings import Settings
+from tests.agent.node.shown import shown
+from tests.agent.probe.rings import make_identity
+from tests.agent.probe.small_model import gradient_of
+
+STEPS, STEPS_PER_POLL = 140, 10
+UNHELD, UNCHANGED = "MpAgentParametersWithoutOptimizer", "MpAgentWeightsUnchanged"
+
+Loop = Callable[[], Iterator[int]]
+
+
+class Seen:
+    """What a node agent has shown of a run."""
+
+    def __init__(self) -> None:
+        self.first_steps: dict[str, int] = {}
+        """The step by which each alert had fired, by name and severity."""
+        self.values: dict[str, float] = {}
+
+    @property
+    def alerts(self) -> set[str]:
+        return {alert.partition(",")[0] for alert in self.first_steps}
+
+    def names(self, metric: str) -> str:
+        """Return the label of an info metric that is there once."""
+        start = f"{metric}{{"
+        found = [key for key in self.values if key.startswith(start)]
+        assert len(found) == 1, found
+        return found[0].removeprefix(start)[:-1]
+
+
+@pytest.fixture
+def see(watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Loop], Seen]:
+    """Train by a loop under a node agent's run."""
+    # A process does not see its own locks.
+    monkeypatch.setattr(reader, "is_locked", lambda fd: True)
+    monkeypatch.setattr(tracker, "PROCESSOR_SHARE", 1.0)
+
+    def seen_of(loop: Loop) -> Seen:
+        watched = watch()
+        run_dir = locations.run_directory(tmp_path / "shm", "test")
+        ring = locations.ring_path(run_dir, make_identity())
+        ring.parent.mkdir(parents=True)
+        ring.hardlink_to(watched.writer.path)
+        settings = Settings(dir=tmp_path / "shm", flight_dir=tmp_path / "flight")
+        seen = Seen()
+        with closing(Run(run_dir, settings)) as run:
+            for step in loop():
+                if step % STEPS_PER_POLL == 0:
+                    run.poll(float(step) / 100)
+                    seen.values = shown(run)
+                    for alert in _fired(seen.values):
+                        seen.first_steps.setdefault(alert, step)
+        assert watched.state().probe_errors == 0
+        return seen
+
+    return seen_of
+
+
+def _fired(values: dict[str, float]) -> Iterator[str]:
+    start = "condition_fired_total{"
+    for series, count in values.items():
+        if series.startswith(start) and count:
+            yield series.removeprefix(start)[:-1]
+
+
+def make_model(width: int = 32) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs [32, 16], and classes [32] that a linear map makes of them."""
+    inputs = torch.randn(32, 16, generator=torch.Generator().manual_seed(step))
+    weight = torch.randn(16, 10, generator=torch.Generator().manual_seed(10**6))
+    return inputs, (inputs @ weight).argmax(1)
+
+
+def adam(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **settings)
+
+
+def trained(
+    model: nn.Module,
+    *optimizers: torch.optim.Optimizer,
+    prepare: Callable[[int], None] = lambda step: None,
+    after: Callable[[int], None] = lambda step: None,
+    forward: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    dtype: torch.dtype = torch.float32,
+    steps: int = STEPS,
+) -> Iterator[int]:
+    """Train by all optimizers on each step, and yield its number."""
+    for step in range(1, steps + 1):
+        prepare(step)
+        inputs, classes = batch(step)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        outputs = (forward or model)(inputs.to(dtype))
+        cross_entropy(outputs.float(), classes).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        after(step)
+        yield step
+
+
+# Parameters that no optimizer holds.
+
+
+def replaced_head() -> Iterator[int]:
+    model = make_model()
+    optimizer = adam(model)
+    model[2] = nn.Linear(32, 10)
+    return trained(model, optimizer)
+
+
+def head_replaced_later() -> Iterator[int]:
+    model = make_model()
+
+    def replace(step: int) -> None:
+        if step == 40:
+            model[2] = nn.Linear(32, 10)
+
+    return trained(model, adam(model), prepare=replace)
+
+
+def copied_model() -> Iterator[int]:
+    model = make_model()
+    optimizer = adam(model)
+    return trained(copy.deepcopy(model), optimizer)
+
+
+def layers_in_a_list() -> Iterator[int]:
+    model, middle = make_model(), [nn.Linear(32, 32), nn.Linear(32, 32)]
+
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        hidden = model[1](model[0](inputs))
+        for layer in middle:
+            hidden = layer(hidden).relu()
+        outputs: torch.Tensor = model[2](hidden)
+        return outputs
+
+    return trained(model, adam(model), forward=forward)
+
+
+class Temperature(nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+def temperature_of_the_loss() -> Iterator[int]:
+    model, temperature = make_model(), Temperature()
+    return trained(model, adam(model), forward=lambda x: model(x) * temperature.scale)
+
+
+@pytest.mark.parametrize(
+    ("loop", "by_step", "names"),
+    [
+        (replaced_head, 20, "2.weight, 2.bias"),
+        (head_replaced_later, 40 + 64, "2.weight, 2.bias"),
+        (copied_model, 20, "0.weight, 0.bias, 2.weight, 2.bias"),
+        (layers_in_a_list, 20, "Linear.weight, Linear.bias, Linear.weight, Linear.bias"),
+        (temperature_of_the_loss, 20, "Temperature.scale"),
+    ],
+)
+def test_parameters_that_no_optimizer_holds_are_named(see, loop, by_step, names):
+    seen = see(loop)
+
+    assert seen.first_steps[f"{UNHELD},warning"] <= by_step
+    assert seen.names("unheld_parameters_info") == names
+    assert UNCHANGED not in seen.alerts
+
+
+# The same looks, in good health.
+
+
+def added_head() -> Iterator[int]:
+    model = make_model()
+    optimizer = adam(model)
+    model[2] = nn.Linear(32, 10)
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    return trained(model, optimizer)
+
+
+def frozen_backbone() -> Iterator[int]:
+    model = make_model()
+    model[0].requires_grad_(False)
+    return trained(model, adam(model))
+
+
+def two_optimizers() -> Iterator[int]:
+    model = make_model()
+    return trained(model, adam(model[0]), adam(model[2]))
+
+
+def optimizers_in_turns() -> Iterator[int]:
+    """Of two optimizers of one model, the second steps on every twentieth step alone."""
+    model = make_model()
+    first, second = adam(model[0]), adam(model[2])
+    for step in range(1, STEPS + 1):
+        inputs, classes = batch(step)
+        chosen = second if step % 20 == 0 else first
+        chosen.zero_grad()
+        cross_entropy(model(inputs), classes).backward()
+        chosen.step()
+        yield step
+
+
+def gradual_unfreezing() -> Iterator[int]:
+    model = make_model()
+    model[0].requires_grad_(False)
+    optimizer = adam(model)
+
+    def unfreeze(step: int) -> None:
+        if step == 40:
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": list(model[0].parameters())})
+
+    return trained(model, optimizer, prepare=unfreeze)
+
+
+def stepped_by_hand() -> Iterator[int]:
+    """A part of the model is updated by a rule of the script's own."""
+    model = make_model()
+
+    def update(step: int) -> None:
+        for parameter in model[2].parameters():
+            parameter.data -= 0.05 * gradient_of(parameter)
+            parameter.grad = None
+
+    return trained(model, adam(model[0]), after=update)
+
+
+def gan() -> Iterator[int]:
+    """The backward of the generator leaves gradients in the critic."""
+    torch.manual_seed(0)
+    generator = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16))
+    critic = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+    first, second = adam(generator, lr=2e-4), adam(critic, lr=2e-4)
+    for step in range(1, STEPS + 1):
+        real, _ = batch(step)
+        second.zero_grad()
+        fake = generator(torch.randn(32, 8))
+        (critic(fake.detach()).mean() - critic(real).mean()).backward()
+        second.step()
+        first.zero_grad()
+        (-critic(fake).mean()).backward()
+        first.step()
+        yield step
+
+
+def distillation() -> Iterator[int]:
+    """A teacher in evaluation mode, through which gradients flow."""
+    student, teacher = make_model(), make_model(64).eval()
+
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = student(inputs) + 0.1 * teacher(inputs)
+        return outputs
+
+    return trained(student, adam(student), forward=forward)
+
+
+class Experts(nn.Module):
+    """Experts of which each step uses one, and the last never; a head that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(16, 10) for _ in range(5))
+        self.spare_head = nn.Linear(16, 10)
+        self.calls = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        outputs: torch.Tensor = self.experts[self.calls % 4](inputs)
+        return outputs
+
+
+def idle_experts() -> Iterator[int]:
+    torch.manual_seed(0)
+    model = Experts()
+    return trained(model, adam(model))
+
+
+def averaged_and_target_copies() -> Iterator[int]:
+    model = make_model()
+    average, target = copy.deepcopy(model), copy.deepcopy(model)
+
+    def average_weights(step: int) -> None:
+        with torch.no_grad():
+            for kept, parameter in zip(average.parameters(), model.parameters(), strict=True):
+                kept.lerp_(parameter, 0.1)
+        if step % 20 == 0:
+            target.load_state_dict(model.state_dict())
+
+    return trained(model, adam(model), after=average_weights)
+
+
+def tied_weights() -> Iterator[int]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False))
+    model[1].weight = model[0].weight
+    return trained(model, adam(model))
+
+
+# Weights that steps leave as they are.
+
+
+class UpdatesCopies(torch.optim.SGD):
+    """Updates copies of those weights that are not contiguous, as some fused kernels have done."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.data.contiguous().sub_(group["lr"] * parameter.grad)
+
+
+def transposed_weight() -> Iterator[int]:
+    model = make_model()
+    model[0].weight = nn.Parameter(model[0].weight.detach().t().contiguous().t())
+    return trained(model, UpdatesCopies(model.parameters(), lr=0.05))
+
+
+class DoesNothing(torch.optim.SGD):
+    """Steps without any effect from some step on."""
+
+    calls, until = 0, 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.calls += 1
+        if self.calls <= self.until:
+            super().step(closure)
+
+
+def step_without_effect() -> Iterator[int]:
+    model = make_model()
+    return trained(model, DoesNothing(model.parameters(), lr=0.05, momentum=0.9))
+
+
+def stale_masters() -> Iterator[int]:
+    return _by_masters(copies_back=False)
+
+
+def fresh_masters() -> Iterator[int]:
+    return _by_masters(copies_back=True)
+
+
+def _by_masters(*, copies_back: bool) -> Iterator[int]:
+    """FP32 copies of a BF16 model, which the script makes, steps and copies back, or does not."""
+    model = make_model().bfloat16()
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.AdamW(masters, lr=1e-3)
+    for step in range(1, STEPS + 1):
+        inputs, classes = batch(step)
+        model.zero_grad()
+        cross_entropy(model(inputs.bfloat16()).float(), classes).backward()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            master.grad = gradient_of(parameter).float()
+        optimizer.step()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            if copies_back:
+                parameter.data.copy_(master)
+        yield step
+
+
+@pytest.mark.parametrize(
+    ("loop", "names"),
+    [
+        (transposed_weight, "0.weight"),
+        (step_without_effect, "0.weight, 0.bias, 2.weight, 2.bias"),
+        (stale_masters, "0.weight, 0.bias, 2.weight, 2.bias"),
+    ],
+)
+def test_weights_that_steps_do_not_change_are_named(see, loop, names):
+    seen = see(loop)
+
+    assert seen.first_steps[f"{UNCHANGED},critical"] <= 20
+    assert seen.names("unchanged_parameters_info") == names
+    assert UNHELD not in seen.alerts
+
+
+def rounded_bf16() -> Iterator[int]:
+    model = make_model().bfloat16()
+    return trained(model, torch.optim.SGD(model.parameters(), lr=1e-7), dtype=torch.bfloat16)
+
+
+def test_updates_of_16_bit_weights_that_all_round_to_nothing_are_found(see):
+    seen = see(rounded_bf16)
+
+    assert seen.first_steps[f"{UNCHANGED},warning"] <= 20
+    assert f"{UNCHANGED},critical" not in seen.first_steps
+    assert seen.values["updates_rounded_ratio"] == 1.0
+
+
+# The same looks, in good health.
+
+
+def bf16() -> Iterator[int]:
+    model = make_model().bfloat16()
+    return trained(model, adam(model, lr=1e-3), dtype=torch.bfloat16)
+
+
+def warm_up() -> Iterator[int]:
+    """BF16 weights, whose first updates round to nothing: the learning rate rises from 0."""
+    model = make_model().bfloat16()
+    optimizer = adam(model, lr=0.0)
+
+    def raise_rate(step: int) -> None:
+        optimizer.param_groups[0]["lr"] = 1e-5 * max(0, step - 15)
+
+    return trained(model, optimizer, prepare=raise_rate, dtype=torch.bfloat16)
+
+
+def rate_of_zero() -> Iterator[int]:
+    model = make_model()
+    optimizer = torch.optim.SGD(
+        [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}], lr=0.05
+    )
+    return trained(model, optimizer)
+
+
+def skipped_steps() -> Iterator[int]:
+    """A scaler skips the first steps, as it searches for its scale."""
+    model = make_model()
+    optimizer = adam(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+    for step in range(1, STEPS + 1):
+        inputs, classes = batch(step)
+        optimizer.zero_grad()
+        loss = cross_entropy(model(inputs), classes)
+        scaler.scale(loss * (float("inf") if step <= 12 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        yield step
+
+
+def clamped_weights() -> Iterator[int]:
+    """Weights that are clipped after each step, as a Wasserstein critic's are."""
+    model = make_model()
+
+    def clamp(step: int) -> None:
+        for parameter in model.parameters():
+            parameter.data.clamp_(-0.01, 0.01)
+
+    return trained(model, torch.optim.RMSprop(model.parameters(), lr=5e-2), after=clamp)
+
+
+def signs() -> Iterator[int]:
+    """Steps by the sign of the gradient go up and down by the same amount."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-10)
+    for step in range(1, STEPS + 1):
+        inputs, classes = batch(step)
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), classes).backward()
+        for parameter in model.parameters():
+            gradient_of(parameter).sign_()
+        optimizer.step()
+        yield step
+
+
+def tightly_clipped() -> Iterator[int]:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    for step in range(1, STEPS + 1):
+        inputs, classes = batch(step)
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), classes).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-5)
+        optimizer.step()
+        yield step
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        added_head,
+        frozen_backbone,
+        two_optimizers,
+        optimizers_in_turns,
+        gradual_unfreezing,
+        stepped_by_hand,
+        gan,
+        distillation,
+        idle_experts,
+        averaged_and_target_copies,
+        tied_weights,
+        fresh_masters,
+        bf16,
+        warm_up,
+        rate_of_zero,
+        skipped_steps,
+        clamped_weights,
+        signs,
+        tightly_clipped,
+    ],
+)
+def test_loops_in_good_health_bring_neither(see, loop):
+    seen = see(loop)
+
+    assert {UNHELD, UNCHANGED}.isdisjoint(seen.alerts)
+    assert seen.values.get("parameters_unheld", 0.0) == 0.0
