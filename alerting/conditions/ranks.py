@@ -258,6 +258,8 @@ REPLICA_DIVERGENCE = Condition(
         "same weights. Weights are compared now and then: they parted after the last comparison "
         "that found them equal, up to some hundred steps before the one that is named.",
         "If it is always the same rank or node, remove it and test its memory and GPU (XID, ECC).",
+        "Where only some tensors differ, add or unfreeze layers before DistributedDataParallel is "
+        "made, or make it again: it reduces what required gradients then.",
         "Check for rank-specific operations: a seed instead of broadcast weights, updates under "
         "no_sync, parameters or buffers that are changed outside the optimizer, parameters that "
         "the wrapper ignores.",
@@ -300,7 +302,7 @@ REPLICA_DIVERGENCE = Condition(
         "tensors, if not all differ. mp_agent_replica_divergence is 1 while they differ.",
         causes=(
             "Parameters that are excluded from the gradient reduction: unused in some ranks' "
-            "forward pass, ignored by the wrapper, or added after wrapping.",
+            "forward pass, ignored by the wrapper, or added or unfrozen after wrapping.",
             "Buffers, such as codebooks, that follow each rank's own data without a reduction.",
             "Silent data corruption by hardware: one GPU computes or stores wrong values.",
             "Parameters that are changed outside the wrapped step on one rank only.",

@@ -18,6 +18,8 @@ from tests.gloo import end_process_group
 STEPS = 12
 LONG_STEPS = 150
 PERIOD = 8
+UNFROZEN_AT_STEP = 107
+SELDOM_SAMPLED = ("a_layer_is_unfrozen_in_mid_run", "a_layer_is_unfrozen_and_wrapped_again")
 WIDTH = 16
 
 SCENARIOS: dict[str, Callable[[], list[float]]] = {}
@@ -451,6 +453,58 @@ def one_rank_clips_the_norms() -> list[float]:
     return norms
 
 
+@scenario
+def a_layer_is_added_after_wrapping() -> list[float]:
+    inner = nn.Sequential(seeded())
+    model = DistributedDataParallel(inner)
+    inner.append(seeded(lambda: nn.Linear(1, 1)))
+    return _trained_by_sgd(model)
+
+
+@scenario
+def a_layer_is_unfrozen_after_wrapping() -> list[float]:
+    inner = seeded()
+    inner.first.requires_grad_(False)
+    model = DistributedDataParallel(inner)
+    inner.first.requires_grad_(True)
+    return _trained_by_sgd(model)
+
+
+def _unfrozen_later(*, wraps_again: bool) -> list[float]:
+    inner = seeded()
+    inner.first.requires_grad_(False)
+    model, optimizer = DistributedDataParallel(inner), sgd(inner)
+    for step, x in enumerate(batches(LONG_STEPS), 1):
+        if step == UNFROZEN_AT_STEP:
+            inner.first.requires_grad_(True)
+            if wraps_again:
+                model = DistributedDataParallel(inner)
+        loss_of(model, x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return []
+
+
+@scenario
+def a_layer_is_unfrozen_in_mid_run() -> list[float]:
+    return _unfrozen_later(wraps_again=False)
+
+
+@scenario
+def a_layer_is_unfrozen_and_wrapped_again() -> list[float]:
+    return _unfrozen_later(wraps_again=True)
+
+
+def _trained_by_sgd(model: nn.Module) -> list[float]:
+    optimizer, norms = sgd(model), []
+    for x in batches(STEPS):
+        loss_of(model, x).backward()
+        norms.append(lowest_norm(gradients_of(model)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms
+
+
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -458,7 +512,8 @@ def main(directory: Path) -> None:
         place = directory / name
         place.mkdir(exist_ok=True)
         dist.barrier()
-        with watched(place, dist.get_rank(), dist.get_world_size()):
+        settings = {"layer_interval": 100} if name in SELDOM_SAMPLED else {}
+        with watched(place, dist.get_rank(), dist.get_world_size(), **settings):
             norms = train()
         if dist.get_rank() == 0:
             torch.save(norms, place / "norms.pt")

@@ -11,7 +11,7 @@ from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.tracker import AccountContext
 from mp_agent.records.merged import MergedStep
 from tests.agent.probe.rings import merge_rings, read_ring
-from tests.e2e.replicas_job import LONG_STEPS, STEPS
+from tests.e2e.replicas_job import LONG_STEPS, STEPS, UNFROZEN_AT_STEP
 from tests.frameworks.torchrun import WORLD, torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -44,6 +44,8 @@ def merged(trained) -> Callable[[str], list[MergedStep]]:
         "inner_steps_of_diloco",
         "one_router_is_not_reduced",
         "ddp_ignores_two_norms",
+        "a_layer_is_added_after_wrapping",
+        "a_layer_is_unfrozen_after_wrapping",
         "the_last_micro_batch_under_no_sync",
         "the_wrapper_is_bypassed",
         "an_ensemble",
@@ -80,6 +82,8 @@ def unreduced(steps: list[MergedStep]) -> list[int]:
             "ddp_ignores_two_norms",
             {"norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"},
         ),
+        ("a_layer_is_added_after_wrapping", {"1.weight", "1.bias"}),
+        ("a_layer_is_unfrozen_after_wrapping", {"first.weight", "first.bias"}),
         (
             "one_rank_clips_the_norms",
             {"norm.weight", "norm.bias", "out_norm.weight", "out_norm.bias"},
@@ -91,6 +95,21 @@ def test_copies_that_part_are_named_alone_from_the_first_step_on(merged, name, t
     assert found.pop(1) == ()
     assert found.keys() >= {2, 4, STEPS}
     assert all(set(own) == tensors for own in found.values())
+
+
+def test_a_layer_that_ddp_does_not_reduce_is_named_one_step_after_it_is_unfrozen(merged):
+    steps = merged("a_layer_is_unfrozen_in_mid_run")
+    found = compared(steps, "weights")
+    assert found[UNFROZEN_AT_STEP] == ()
+    assert found[UNFROZEN_AT_STEP + 1] == ("first.weight", "first.bias")
+    assert not unreduced(steps)
+
+
+def test_a_layer_that_is_unfrozen_and_wrapped_again_stays_equal(merged):
+    steps = merged("a_layer_is_unfrozen_and_wrapped_again")
+    assert UNFROZEN_AT_STEP + 1 in compared(steps, "weights")
+    assert all(found.agree for step in steps for found in step.replicas.values())
+    assert not unreduced(steps)
 
 
 @pytest.mark.parametrize(

@@ -104,14 +104,37 @@ def axes_by_parameter(modules: Iterable[nn.Module]) -> Mapping[int, tuple[Placem
     for module in modules:
         if isinstance(module, DistributedDataParallel):
             axis = PlacementAxis(Spread.COPIED, _ranks(module.process_group), "ddp")
-            for name, parameter in nn.Module.named_parameters(module.module):
-                if name not in module.parameters_to_ignore:
-                    found[id(parameter)] = (axis,)
+            found.update((id(parameter), (axis,)) for parameter in _reduced_by(module))
         handle = vars(module).get("_handle")
         if hasattr(handle, "flat_param"):  # FSDP1's FlatParamHandle, which is not public
             axes = tuple(_axes_of_unit(module, handle))
             found.update((id(parameter), axes) for parameter in _parameters_of(handle))
     return found
+
+
+def _reduced_by(wrapper: DistributedDataParallel) -> Sequence[nn.Parameter]:
+    """Return the parameters that DDP reduces: those that it found when it was made.
+
+    None where it reduces fewer than require gradients by now, since it does not say which: what
+    the ranks hold then shows that.
+    """
+    ignored = wrapper.parameters_to_ignore
+    present = [p for n, p in nn.Module.named_parameters(wrapper.module) if n not in ignored]
+    known = {id(parameter) for parameter in getattr(wrapper, "_module_parameters", present)}
+    held = [parameter for parameter in present if id(parameter) in known]
+    reduced = _reduced_count(wrapper)
+    if reduced is not None and reduced < sum(parameter.requires_grad for parameter in held):
+        return ()
+    return held
+
+
+def _reduced_count(wrapper: DistributedDataParallel) -> int | None:
+    """Return of how many parameters DDP reduces the gradients; None where it does not tell."""
+    try:
+        count = wrapper._get_ddp_logging_data()["num_parameter_tensors"]
+    except (AttributeError, KeyError, RuntimeError):
+        return None
+    return int(count) + len(getattr(wrapper, "_delay_all_reduce_params", ()))
 
 
 def _parameters_of(handle: Any) -> Iterator[torch.Tensor]:

@@ -24,7 +24,7 @@ from mp_agent.probe.statistics.pieces import send
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, SampledRows
 from mp_agent.records.columns import STATE, WEIGHTS
-from mp_agent.records.schema import Share
+from mp_agent.records.schema import Layer, Share
 from mp_agent.ring.interruptions import pass_on
 
 log = logging.getLogger("mp_agent")
@@ -46,6 +46,7 @@ class ReplicaEvidence(Instrument):
     ) -> None:
         self._registry = registry
         self._schedule = schedule
+        self._changes = PlanChanges()
         self._weights = WeightBits(measurement, registry.note_unsupported)
         self._state = HeldState(measurement, registry.note_unsupported)
 
@@ -68,9 +69,28 @@ class ReplicaEvidence(Instrument):
             return  # by gradients of this rank's own
         if not reduced:
             self._weights.add_sample(step, plans)
-        if self._schedule.compares(step.sequence):
+        if self._changes.are_recent(step.sequence, plans) or self._schedule.compares(step.sequence):
             self._weights.add(step, plans)
             self._state.add(step)
+
+
+class PlanChanges:
+    """Says whether what optimizers hold has changed, as where layers are unfrozen or added.
+
+    What is wrong with it then shows after the next update: so that step is compared as well.
+    """
+
+    def __init__(self) -> None:
+        self._layers: dict[str, Sequence[Layer]] = {}
+        self._last = 0
+
+    def are_recent(self, sequence: int, plans: Sequence[MeasurementPlan]) -> bool:
+        """Return whether the plans have changed before this step or before the last one."""
+        for plan in plans:
+            if plan.layers is not self._layers.get(plan.label):
+                self._layers[plan.label] = plan.layers
+                self._last = sequence
+        return sequence - self._last <= 1
 
 
 class WeightBits:

@@ -255,7 +255,8 @@ class _Sample:
         sizes_N = self.sizes_N * _coefficient(self.step.scalars)
         if self.stepped is not None:
             elements, before_N = self.stepped
-            sizes_N = (_now(elements) - before_N).abs()
+            # A copy that has moved by one spacing rounds to another number.
+            sizes_N = _SPACINGS * (_now(elements) - before_N).abs()
         skipped = self.step.scalars.get("skipped", 0.0)
         if isinstance(skipped, torch.Tensor):
             sizes_N = sizes_N * (skipped.to(sizes_N.device, non_blocking=True) == 0)

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mp_agent.probe import accelerator
+from mp_agent.probe import accelerator, statistics
 from mp_agent.probe.optimizers.measurement import UNFUSED, Measurement
-from mp_agent.probe.statistics import base
 from mp_agent.probe.statistics.fused import chunks
 from mp_agent.probe.statistics.fused.build import DISTRIBUTION_KERNELS, GRADIENT_KERNELS, Kernels
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
@@ -19,7 +18,7 @@ CUDA = torch.device("cuda", 0)
 
 def test_a_gpu_without_usable_kernels_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[str] = []
-    monkeypatch.setattr(base, "launchable", lambda *_: None)
+    monkeypatch.setattr(statistics, "launchable", lambda *_: None)
     monkeypatch.setattr(accelerator, "current_stream", lambda device: None)
     measures = Measurement(reported.append)
     for _ in range(2):
@@ -32,7 +31,7 @@ def test_kernels_that_are_switched_off_are_neither_compiled_nor_reported(
 ) -> None:
     reported: list[str] = []
     compiled: list[torch.device] = []
-    monkeypatch.setattr(base, "launchable", compiled.append)
+    monkeypatch.setattr(statistics, "launchable", compiled.append)
     monkeypatch.setattr(accelerator, "current_stream", lambda device: None)
     measures = Measurement(reported.append, fused_kernels=False)
     assert isinstance(measures._statistics_on(CUDA), PackedStatistics)
@@ -49,7 +48,7 @@ def test_kernels_of_a_measured_distribution_are_compiled_along_with_the_others(
         compiled.append(kernels)
         return SimpleNamespace()
 
-    monkeypatch.setattr(base, "launchable", launchable)
+    monkeypatch.setattr(statistics, "launchable", launchable)
     monkeypatch.setattr(chunks, "send", lambda values, device: values)
     monkeypatch.setattr(accelerator, "current_stream", lambda device: None)
     measures = Measurement(lambda feature: None, distribution=distribution)
