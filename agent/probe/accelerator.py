@@ -1,6 +1,6 @@
 """Everything that the probe asks of an accelerator's runtime.
 
-None of it waits for a device, but for `HostCopy.numbers`, which only the guard uses.
+None of it waits for a device, but for `HostCopy.numbers` where a copy has not arrived.
 
 Callers use these functions through the module, so that tests can put a simulated device in place.
 """
@@ -112,6 +112,11 @@ class HostCopy:
         self._host.copy_(values, non_blocking=True)
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record(torch.cuda.current_stream(values.device))
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether `numbers` returns them without waiting."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def numbers(self) -> list[float]:
         """Return them; waits for a device that has not come so far."""

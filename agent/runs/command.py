@@ -19,6 +19,7 @@ from mp_agent.errors import CompareError, SourceError
 from mp_agent.inputs.addresses import is_address, shown_address
 from mp_agent.node.commands.flight import evidence_at
 from mp_agent.node.flight.replay import replay
+from mp_agent.records.schema import TRAINED_RATIO
 from mp_agent.report.options import show
 from mp_agent.runs.divergence import (
     QUANTITIES,
@@ -112,6 +113,7 @@ _STEP = "mp_agent_step"
 _SAMPLED_STEP = "mp_agent_sampled_step"
 _LAYER_NORM = "mp_agent_layer_grad_norm"
 _INFO = "mp_agent_run_info"
+_TRAINED = "mp_agent_parameters_trained_ratio"
 _FACTS = ("strategy", "precision", "scaler", "world_size")
 _GAUGES = {
     "loss": "mp_agent_loss",
@@ -124,7 +126,7 @@ _COUNTERS = {
     "gradients_nonfinite": "mp_agent_grad_nonfinite_steps_total",
     "skipped": "mp_agent_skipped_steps_total",
 }
-_NAMES = (_STEP, _SAMPLED_STEP, _LAYER_NORM, _INFO, *_GAUGES.values(), *_COUNTERS.values())
+_NAMES = (_STEP, _SAMPLED_STEP, _LAYER_NORM, _INFO, _TRAINED, *_GAUGES.values(), *_COUNTERS.values())
 assert set(_NAMES) <= set(BY_PROMETHEUS_NAME)
 
 _COARSE_POINTS = 1000
@@ -143,7 +145,9 @@ class _Scrape:
         if labels.get("optimizer") or labels.get("family", "gradients") != "gradients":
             return
         if name == _INFO:
-            self.facts = {fact: labels[fact] for fact in _FACTS if labels.get(fact)}
+            self.facts |= {fact: labels[fact] for fact in _FACTS if labels.get(fact)}
+        elif name == _TRAINED:
+            self.facts[TRAINED_RATIO] = f"{value:.4g}"
         elif name == _LAYER_NORM:
             layer = labels.get("layer", "")
             self.layers[layer] = max(value, self.layers.get(layer, value))

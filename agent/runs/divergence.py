@@ -8,6 +8,7 @@ from statistics import median
 from mp_agent.errors import CompareError
 from mp_agent.flight.postmortem.diagnosis import RunHistory
 from mp_agent.records.merged import MergedStep
+from mp_agent.records.schema import TRAINED_RATIO
 
 QUANTITIES = {
     "loss": "loss",
@@ -331,8 +332,18 @@ def _notes(first: RunSeries, second: RunSeries, departures: Sequence[Departure])
         notes.append("The learning rates differ: the runs do not train alike, whatever precision.")
     for fact in sorted(first.facts.keys() & second.facts.keys()):
         if first.facts[fact] != second.facts[fact]:
-            notes.append(f"{fact}: {first.facts[fact]} against {second.facts[fact]}")
+            notes.append(_note_of_fact(fact, first.facts[fact], second.facts[fact]))
     return notes
+
+
+def _note_of_fact(fact: str, first: str, second: str) -> str:
+    if fact == TRAINED_RATIO:
+        return f"{_percent(first)} of the weights are trained against {_percent(second)}"
+    return f"{fact}: {first} against {second}"
+
+
+def _percent(ratio: str) -> str:
+    return f"{100.0 * float(ratio):.3g} %"
 
 
 def _range(run: RunSeries) -> str:

@@ -158,8 +158,8 @@ class WeightChanges:
         )
         step.scalars[ROUNDED_RATIO] = _scalar(rounded / all_16)  # NaN, absent, without any
         names = [name for sample, _ in found for name in sample.names]
-        self._verdicts = names, HostCopy(together.double())
-        if accelerator.is_on_host(device):
+        if accelerator.is_on_host(device) or accelerator.cuda_is_used():
+            self._verdicts = names, HostCopy(together.double())
             self._name()
 
     def sample(self, step: OpenStep, plans: Sequence[tuple[MeasurementPlan, Scalar]]) -> None:
@@ -175,7 +175,7 @@ class WeightChanges:
 
     def _name(self) -> None:
         """Put the names of the last look's unchanged parameters among the facts."""
-        if self._verdicts is None:
+        if self._verdicts is None or not self._verdicts[1].has_arrived:
             return
         names, copy = self._verdicts
         self._verdicts = None

@@ -90,6 +90,8 @@ def test_the_layer_that_leaves_first_comes_first():
 def test_different_learning_rates_and_facts_are_noted():
     found = compare_series(run_of(precision="fp32"), run_of(precision="bf16"))
     assert "precision: fp32 against bf16" in found.notes
+    found = compare_series(run_of(trained_ratio="0.01198"), run_of(trained_ratio="0.88"))
+    assert "1.2 % of the weights are trained against 88 %" in found.notes
 
 
 @pytest.mark.parametrize(

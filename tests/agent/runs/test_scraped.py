@@ -42,6 +42,7 @@ def scrape(run: str, number: int, offset: int) -> Iterator[tuple[str, str, float
     for layer in ("embed", "head"):
         odd = bf16 and layer == "head" and sampled >= 700
         yield "layer_grad_norm", f',layer="{layer}"', 3.0 if odd else 1.0
+    yield "parameters_trained_ratio", "", 0.012 if bf16 else 0.88
     yield "run_info", f',precision="{run}",strategy="ddp",world_size="2"', 1
 
 
@@ -92,6 +93,7 @@ def test_it_is_printed_with_the_distance_of_the_scrapes_and_the_facts_that_diffe
     assert "The runs part at step " in done.output
     assert "Steps are matched within 5" in done.output
     assert "precision: fp32 against bf16" in done.output
+    assert "88 % of the weights are trained against 1.2 %" in done.output
 
 
 def test_a_run_agrees_with_itself(address: str) -> None:
@@ -109,7 +111,12 @@ def test_a_run_is_read_as_it_was_scraped(address: str) -> None:
     )
     marked = [step for step, seen in run.steps.items() if seen.marks]
     assert marked == [802], "what stood before the first scrape marks no step"
-    assert run.facts == {"precision": "bf16", "strategy": "ddp", "world_size": "2"}
+    assert run.facts == {
+        "precision": "bf16",
+        "strategy": "ddp",
+        "world_size": "2",
+        "trained_ratio": "0.012",
+    }
     assert set(run.layers) == {LAYER_STEPS * n for n in range(SCRAPES * STEPS_PER_SCRAPE // 50)}
 
 
