@@ -126,7 +126,15 @@ _COUNTERS = {
     "gradients_nonfinite": "mp_agent_grad_nonfinite_steps_total",
     "skipped": "mp_agent_skipped_steps_total",
 }
-_NAMES = (_STEP, _SAMPLED_STEP, _LAYER_NORM, _INFO, _TRAINED, *_GAUGES.values(), *_COUNTERS.values())
+_NAMES = (
+    _STEP,
+    _SAMPLED_STEP,
+    _LAYER_NORM,
+    _INFO,
+    _TRAINED,
+    *_GAUGES.values(),
+    *_COUNTERS.values(),
+)
 assert set(_NAMES) <= set(BY_PROMETHEUS_NAME)
 
 _COARSE_POINTS = 1000

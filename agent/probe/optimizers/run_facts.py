@@ -3,13 +3,13 @@
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from mp_agent.probe.optimizers.plan import MeasurementPlan
-from mp_agent.records.schema import Layer
+from mp_agent.records.schema import TRAINED_RATIO, Layer
 from mp_agent.records.tensor_collections import FACT as COLLECTIONS_FACT
 from mp_agent.ring.interruptions import pass_on
 
@@ -95,7 +95,9 @@ class ObservedTraits:
     collections: str = ""
     """The tensor collections that the script has defined; empty: none."""
     parameters: dict[str, str] = field(default_factory=dict)
-    """What looks at parameters have found last, by the name of the fact; none where empty."""
+    """Names of parameters that looks have found to be in trouble, by the name of the fact."""
+    trained_ratio: Callable[[], str] = str
+    """Returns the share of the model's elements that are trained; empty where it is not known."""
     backward_threads: set[int] = field(default_factory=set)
     """Threads that have begun a backward."""
 
@@ -106,6 +108,7 @@ def facts_of(
     """Return the schema's facts."""
     first = plans[0]
     strategies = {plan.strategy for plan in plans}
+    trained = ((TRAINED_RATIO, ratio),) if (ratio := traits.trained_ratio()) else ()
     script = (("script", traits.script),) if traits.script else ()
     collections = ((COLLECTIONS_FACT, traits.collections),) if traits.collections else ()
     return (
@@ -119,7 +122,8 @@ def facts_of(
         *collections,
         *formats_of(plans, traits.gradient_formats, traits.autocast_dtype),
         ("fp8_library", traits.fp8_library),
-        *((name, fact) for name, fact in traits.parameters.items() if fact),
+        *trained,
+        *traits.parameters.items(),
     )
 
 

@@ -29,7 +29,8 @@ from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.probe.step.layer_schedule import Looks
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.records.columns import ROUNDED_RATIO, UNCHANGED_PARAMETERS, UNHELD_PARAMETERS
-from mp_agent.records.schema import TRAINED_RATIO, UNCHANGED, UNHELD
+from mp_agent.records.schema import UNCHANGED, UNHELD
+from mp_agent.records.text import as_utf8
 
 PARAMETERS_AT_FIRST = 128
 PARAMETERS_AT_MOST = 24
@@ -54,6 +55,14 @@ class ParameterCensus:
         self._registry = registry
         self._traits = traits
         self._suspects: dict[int, _Suspect] = {}
+        self._trained_ratio = ""
+        traits.trained_ratio = self.trained_ratio
+
+    def trained_ratio(self) -> str:
+        """Return which share of the model is trained, as known last: a model may be gone by now."""
+        if (share := self._registry.trained_share()) is not None:
+            self._trained_ratio = f"{share:.4g}"
+        return self._trained_ratio
 
     def look(self, sequence: int, scalars: dict[str, Scalar]) -> None:
         """Add to a step's `scalars` how many such parameters there are, and their names to facts.
@@ -79,12 +88,7 @@ class ParameterCensus:
         )
         if count is not None:
             scalars[UNHELD_PARAMETERS] = count
-        share = self._registry.trained_share()
-        self._traits.parameters = {
-            **self._traits.parameters,
-            UNHELD: listed(names),
-            TRAINED_RATIO: "" if share is None else f"{share:.4g}",
-        }
+        _note_names(self._traits, UNHELD, names)
         self.looks.end(sequence, soon=len(names) < len(found))
 
 
@@ -180,7 +184,7 @@ class WeightChanges:
         names, copy = self._verdicts
         self._verdicts = None
         unchanged = [name for name, is_ in zip(names, copy.numbers(), strict=True) if is_]
-        self._traits.parameters = {**self._traits.parameters, UNCHANGED: listed(unchanged)}
+        _note_names(self._traits, UNCHANGED, unchanged)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -274,6 +278,12 @@ class _Sample:
             rounded=(active_N & same_N).sum(),
             elements_16=active_N.sum(),
         )
+
+
+def _note_names(traits: ObservedTraits, fact: str, names: Sequence[str]) -> None:
+    """Let a fact name these parameters; without any there is no such fact."""
+    others = {name: text for name, text in traits.parameters.items() if name != fact}
+    traits.parameters = {**others, fact: as_utf8(listed(names))} if names else others
 
 
 def _now(elements: Sequence[_Element]) -> torch.Tensor:
