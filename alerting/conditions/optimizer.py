@@ -11,7 +11,6 @@ from mp_agent.alerting.expressions.terms import (
     Series,
     any_of,
     limit,
-    unless,
 )
 from mp_agent.alerting.first_line import Triage
 from mp_agent.alerting.panels import Guidance
@@ -293,7 +292,7 @@ WEIGHTS_UNCHANGED = Condition(
         ),
         Level(
             severity=Severity.WARNING,
-            when=unless(Compare(_ROUNDED, ">", limit("updates_rounded")), happened(_UNCHANGED)),
+            when=Compare(_ROUNDED, ">", limit("updates_rounded")),
             description="{value|percent} of the elements of 16-bit weights in run {run} that were "
             "looked at did not change over nine or more steps: each update is below half the "
             "spacing of the format.",

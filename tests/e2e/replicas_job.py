@@ -512,7 +512,7 @@ def main(directory: Path) -> None:
         place = directory / name
         place.mkdir(exist_ok=True)
         dist.barrier()
-        settings = {"layer_interval": 100} if name in SELDOM_SAMPLED else {}
+        settings: dict[str, Any] = {"layer_interval": 100} if name in SELDOM_SAMPLED else {}
         with watched(place, dist.get_rank(), dist.get_world_size(), **settings):
             norms = train()
         if dist.get_rank() == 0:

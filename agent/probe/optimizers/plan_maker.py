@@ -196,8 +196,8 @@ class PlanMaker:
         if watched.role is Role.FIRST:
             self._root = None if root is None else weakref.ref(root)
             self._new_optimizers.find_candidates(optimizer, root, live, plan.identities)
-            known = [*live.optimizers, *self._new_optimizers.all(), optimizer]
-            self.strays = list(map(weakref.ref, strays_of(live.modules, root, known)))
+            optimizers = [*live.optimizers, *self._new_optimizers.all(), optimizer]
+            self.strays = list(map(weakref.ref, strays_of(live.modules, root, optimizers)))
         self._live = None
         return plan
 

@@ -131,10 +131,11 @@ def _reduced_by(wrapper: DistributedDataParallel) -> Sequence[nn.Parameter]:
 def _reduced_count(wrapper: DistributedDataParallel) -> int | None:
     """Return of how many parameters DDP reduces the gradients; None where it does not tell."""
     try:
-        count = wrapper._get_ddp_logging_data()["num_parameter_tensors"]
+        found = wrapper._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        count = int(found["num_parameter_tensors"])
     except (AttributeError, KeyError, RuntimeError):
         return None
-    return int(count) + len(getattr(wrapper, "_delay_all_reduce_params", ()))
+    return count + len(getattr(wrapper, "_delay_all_reduce_params", ()))
 
 
 def _parameters_of(handle: Any) -> Iterator[torch.Tensor]:

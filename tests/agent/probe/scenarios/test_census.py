@@ -339,7 +339,8 @@ class UpdatesCopies(torch.optim.SGD):
 
 def transposed_weight() -> Iterator[int]:
     model = make_model()
-    model[0].weight = nn.Parameter(model[0].weight.detach().t().contiguous().t())
+    weight = next(model[0].parameters())
+    model[0].weight = nn.Parameter(weight.detach().t().contiguous().t())
     return trained(model, UpdatesCopies(model.parameters(), lr=0.05))
 
 
@@ -435,9 +436,8 @@ def warm_up() -> Iterator[int]:
 
 def rate_of_zero() -> Iterator[int]:
     model = make_model()
-    optimizer = torch.optim.SGD(
-        [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}], lr=0.05
-    )
+    frozen: dict[str, Any] = {"params": model[0].parameters(), "lr": 0.0}
+    optimizer = torch.optim.SGD([frozen, {"params": model[2].parameters()}], lr=0.05)
     return trained(model, optimizer)
 
 
