@@ -241,7 +241,7 @@ PARAMETERS_WITHOUT_OPTIMIZER = Condition(
             "The optimizer was created before the model was copied, sharded, or given adapters.",
             "Layers are kept in a plain list, which model.parameters() does not look into.",
             "Parameter groups were filtered by name or by type, and none takes these.",
-            "A loss with parameters of its own, which nobody gave to an optimizer.",
+            "A loss with parameters of its own, which no optimizer was given.",
         ),
         false_positives=(
             "A network that is meant to stay as it is, in training mode and without "

@@ -148,7 +148,7 @@ class PlanMaker:
         self._root: weakref.ref[nn.Module] | None = None
         """The module tree of the first one's parameters."""
         self.strays: list[weakref.ref[nn.Module]] = []
-        """Modules beside the run's model of which no optimizer held any parameter at first."""
+        """Modules other than the run's model of which no optimizer held any parameter at first."""
         self._live: LiveObjects | None = None
         self._cache = PlanCache()
         self._walks = WalkBudget()

@@ -129,7 +129,7 @@ def _reduced_by(wrapper: DistributedDataParallel) -> Sequence[nn.Parameter]:
 
 
 def _reduced_count(wrapper: DistributedDataParallel) -> int | None:
-    """Return of how many parameters DDP reduces the gradients; None where it does not tell."""
+    """Return of how many parameters DDP reduces the gradients; None where that is not known."""
     try:
         found = wrapper._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         count = int(found["num_parameter_tensors"])
