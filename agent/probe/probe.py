@@ -17,6 +17,7 @@ from mp_agent.probe.hooks import updates
 from mp_agent.probe.hooks.phases import install_teardown
 from mp_agent.probe.instruments.activations import ActivationSampling, StepActivations
 from mp_agent.probe.instruments.attention import AttentionSampling, StepAttention
+from mp_agent.probe.instruments.batches import Batches, Loaders
 from mp_agent.probe.instruments.fp8 import Fp8Sampling, StepFp8
 from mp_agent.probe.instruments.instrument import ForwardStart, Instrument, Instruments
 from mp_agent.probe.instruments.local_gradients import LocalGradients
@@ -85,7 +86,9 @@ class Probe:
         )
         self._tensors = WatchedTensors(self._in_training, self._registry.note_unsupported)
         self._logprobs = StepLogprobs(self._registry.note_unsupported)
+        loaders = Loaders()
         chosen = [
+            Batches(self._shield.run, self._in_training, loaders),
             *self._of_forward_passes(settings),
             self._tensors,
             self._logprobs,
@@ -111,6 +114,7 @@ class Probe:
             traits=traits,
             connection=self._connection,
             parts=parts,
+            loaders=loaders,
             awaits_optimizer=awaits_optimizer,
             guarded=bool(settings.guard),
         )

@@ -216,3 +216,57 @@ class TensorRows:
     """Of each, by name, as of its last sample."""
     names: int = 0
     """How many names it watches; the first ones are in `columns`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedBatch:
+    """One and the same batch at every look for so many steps, since one of the trainer's count.
+
+    of_all: whether all ranks that are looked at have theirs again and again.
+    """
+
+    ranks: tuple[int, ...]
+    step: int
+    steps: int
+    of_all: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBatches:
+    """Ranks that have had another one's batch at every look, likewise."""
+
+    ranks: tuple[int, ...]
+    step: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleRows:
+    """Ranks whose batches have a single row, and how many others, or earlier ones, have."""
+
+    ranks: tuple[int, ...]
+    usual_rows: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchHealth:
+    """What is wrong with the batches; None for what is not."""
+
+    repeated: RepeatedBatch | None = None
+    shared: SharedBatches | None = None
+    single: SingleRows | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OddRank:
+    """A rank whose losses are unlike those of all others.
+
+    steps: how many of its last losses are. loss: its highest, or its usual one. usual: the usual
+    loss of the run. highest: that of all other ranks within the same steps.
+    """
+
+    rank: int
+    steps: int
+    loss: float
+    usual: float
+    highest: float

@@ -1,6 +1,6 @@
 """One step of the run, merged over its ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 
@@ -129,6 +129,13 @@ class MergedStep:
     steps."""
     reduction: Reduction | None = None
     """None where nothing shows that ranks hold copies."""
+    batches: Mapping[str, Mapping[float, Sequence[int]]] = field(default_factory=dict)
+    """Digests of the first batch, each with the ranks that had it; by the name of ranks that are to
+    have data of their own, empty where that is unknown. Only of steps that were looked at."""
+    losses: Mapping[int, float] = field(default_factory=dict)
+    """Losses of the ranks, those that are finite; as `compute_seconds`, of all nodes."""
+    batch_rows: Mapping[int, float] = field(default_factory=dict)
+    """Sizes of the first batch by rank; of the same steps as `batches`."""
     gradients_observed: bool = True
     """Whether the source looks at gradients at all: a trainer's log may hold no norm."""
 
@@ -255,6 +262,8 @@ class StepTransition:
     """Consecutive skipped steps, this one included, with a non-finite loss."""
     recent_floor_skips: int = 0
     """If this step was skipped at the scale's floor: so many were within `floor_skip_steps`."""
+    loss_outliers: bool = False
+    """Whether one rank has single losses far above all that the others had lately."""
     loss_spiking: bool = False
     """Whether the loss of this step belongs to a spike."""
     exploded: Mapping[str, float] = field(default_factory=dict)

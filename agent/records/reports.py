@@ -88,6 +88,15 @@ class WeightSample(Struct, frozen=True, kw_only=True, array_like=True, forbid_un
     ranks: Ranks
 
 
+class BatchSample(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """Digest of a few elements of a step's first batch, and the ranks that had it."""
+
+    of: Text
+    """Names the ranks that are to have data of their own; empty where that is unknown."""
+    digest: float
+    ranks: Ranks
+
+
 class OwnNonfinite(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """Where gradients were first not finite, as the ranks saw before they were reduced."""
 
@@ -117,6 +126,11 @@ class NodeStep(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknow
     nonfinite_loss_ranks: Ranks = ()
     nonfinite_gradients: OwnNonfinite | None = None
     samples: tuple[WeightSample, ...] = ()
+    batches: tuple[BatchSample, ...] = ()
+    losses: tuple[float, ...] = ()
+    """In the order of `ranks`, NaN where one has none; empty if none has."""
+    batch_rows: tuple[float, ...] = ()
+    """Likewise."""
 
 
 class Layout(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -288,13 +302,17 @@ def _check_step(report: NodeReport, step: NodeStep) -> None:
     for value in step.values:
         if bool(value.count) == isnan(value.value):
             raise ReportError(f"{what} has the value {value.value} of {value.count} observations")
-    own = step.nonfinite_gradients
-    evidence = (step.nonfinite_loss_ranks, () if own is None else own.ranks)
-    for ranks in (*evidence, *(sample.ranks for sample in step.samples)):
+    nonfinite = step.nonfinite_gradients
+    evidence = (step.nonfinite_loss_ranks, () if nonfinite is None else nonfinite.ranks)
+    samples = (*step.samples, *step.batches)
+    for ranks in (*evidence, *(sample.ranks for sample in samples)):
         if not present.issuperset(ranks):
             raise ReportError(f"{what} names ranks that did not deliver it")
-    for sample in step.samples:
-        _finite(sample.digest, f"weight sample of {what}")
+    for sample in samples:
+        _finite(sample.digest, f"sample of {what}")
+    for own in (step.losses, step.batch_rows):
+        if own and len(own) != len(step.ranks):
+            raise ReportError(f"{what} has {len(step.ranks)} ranks, {len(own)} values")
     for row in step.rows:
         _check_place(report, row, what)
         if not present.issuperset(row.ranks):
@@ -370,7 +388,7 @@ def _finite(number: float, what: str) -> None:
         raise ReportError(f"{what} is {number}")
 
 
-FORMAT = 6
+FORMAT = 7
 """Incremented with every change that an agent of another version would misread."""
 
 REPORT_BYTES_MAX = 64 * 2**20

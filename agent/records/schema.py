@@ -10,6 +10,9 @@ from mp_agent.records.columns import FAMILIES, GRADIENTS, ColumnFamily
 
 Text = Annotated[str, Meta(max_length=4096)]
 
+DATA_RANKS_FACT = "data_ranks"
+"""Fact that names the ranks which train on data of their own, this one among them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankIdentity:
@@ -100,7 +103,7 @@ class Schema:
     strategy, precision, scaler, measuring_point, device, gpu_uuid, autocast_format,
     parameter_format, master_format, gradient_format, matmul_format, fp8_library; and `script`, the
     path of the main script, where the job wants it checked; and `collections`, see
-    `tensor_collections`."""
+    `tensor_collections`; and `data_ranks`."""
 
     def columns(self, family: str) -> tuple[str, ...]:
         """Return the columns of a family; none if the rows have nothing of it."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.health import (
+    BatchHealth,
     Fp8Scaling,
     Laggard,
     LatestValues,
@@ -16,6 +17,7 @@ from mp_agent.records.health import (
     LossHistory,
     LossScaleHistory,
     NormStanding,
+    OddRank,
     RouterBalance,
     StaleMoments,
     Straggler,
@@ -164,6 +166,11 @@ class RunView:
     fp8: Fp8Scaling | None = None
     """None before any layer with delayed scaling was sampled."""
     tensors: TensorRows = field(default_factory=TensorRows)
+    batches: BatchHealth = field(default_factory=BatchHealth)
+    loss_outliers: OddRank | None = None
+    """The rank with single losses far above all that the others have had lately."""
+    loss_level: OddRank | None = None
+    """The rank whose losses are all far from those of the others."""
     collections: Mapping[str, CollectionView] = field(default_factory=dict)
     """The groups of parameters that the script has defined, by name."""
     thresholds: Mapping[str, float] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from mp_agent.catalog.metrics.attention import (
     ATTENTION_METRICS,
     OUTPUT_LOGIT_METRICS,
 )
+from mp_agent.catalog.metrics.batches import BATCH_METRICS, RANK_LOSS_METRICS
 from mp_agent.catalog.metrics.distribution import (
     COLLECTION_METRICS,
     DISTRIBUTION_LAYER_METRICS,
@@ -92,6 +93,8 @@ METRICS: tuple[Metric, ...] = (
     *LOGPROB_METRICS,
     *TENSOR_METRICS,
     *COLLECTION_METRICS,
+    *BATCH_METRICS,
+    *RANK_LOSS_METRICS,
 )
 
 BY_PROMETHEUS_NAME = {metric.prometheus_name: metric for metric in METRICS}

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from mp_agent.node.accounting.batches import BatchTracker
 from mp_agent.node.accounting.gradients import NormTracker, SecondMoments, WithoutGradient
 from mp_agent.node.accounting.incidents import (
     IncidentTracker,
@@ -21,6 +22,7 @@ from mp_agent.node.accounting.layer_health import LayerHealth
 from mp_agent.node.accounting.learning import LearningTracker, LoopTracker, ParameterTracker
 from mp_agent.node.accounting.loss import LossTracker
 from mp_agent.node.accounting.loss_scale import FloorSkips, LossScaleTracker, Misreadings
+from mp_agent.node.accounting.rank_losses import RankLossTracker
 from mp_agent.node.accounting.ranks import Pace, ReductionTracker, StragglerTracker
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.node.accounting.windows import NormWindows
@@ -62,6 +64,8 @@ class Progress:
     fp8: Fp8ScaleTracker = field(default_factory=Fp8ScaleTracker)
     tensors: TensorTracker = field(default_factory=TensorTracker)
     collections: CollectionTracker = field(default_factory=CollectionTracker)
+    batches: BatchTracker = field(default_factory=BatchTracker)
+    rank_losses: RankLossTracker = field(default_factory=RankLossTracker)
 
     @property
     def trackers(self) -> Iterator[Tracker]:
@@ -100,6 +104,9 @@ class Progress:
             routers=self.routers.view(context),
             fp8=self.fp8.view(context),
             tensors=self.tensors.view(),
+            batches=self.batches.view(),
+            loss_outliers=self.rank_losses.outliers,
+            loss_level=self.rank_losses.level,
             collections=self.collections.views,
         )
 
@@ -115,6 +122,7 @@ class Progress:
             recent_floor_skips=self.floor.recent,
             loss_spiking=self.losses.unexplained,
             exploded=self.norms.exploded,
+            loss_outliers=self.rank_losses.outliers is not None,
             nonfinite_gradient_steps=self.learning.nonfinite_steps,
             rate_jumped=self.learning.rate_jumped,
             rate_jump_step=self.learning.rate_jump_step,

@@ -9,11 +9,20 @@ import numpy as np
 
 from mp_agent.node.merge.schema_index import Indices, SchemaIndex, SchemaMapping, SharePlace
 from mp_agent.records.columns import (
+    BATCH_DIGEST,
+    BATCH_ROWS,
     LOCAL_GRAD_NONFINITE_BACKWARD,
     STEP_COLUMNS_BY_NAME,
     ColumnFamily,
 )
-from mp_agent.records.reports import NodeRow, NodeStep, OwnNonfinite, StepValue, WeightSample
+from mp_agent.records.reports import (
+    BatchSample,
+    NodeRow,
+    NodeStep,
+    OwnNonfinite,
+    StepValue,
+    WeightSample,
+)
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, StepRecord
 
@@ -73,6 +82,9 @@ def reduce_step(
             steps, _own(values, plans, LOCAL_GRAD_NONFINITE_BACKWARD)
         ),
         samples=_samples(steps, plans, _own(values, plans, "weight_sample")),
+        batches=_batches(steps, plans, _own(values, plans, BATCH_DIGEST)),
+        losses=_observed_by_any(_own(values, plans, "loss")),
+        batch_rows=_observed_by_any(_own(values, plans, BATCH_ROWS)),
     )
 
 
@@ -233,6 +245,23 @@ def _samples(
         WeightSample(of=weights, digest=sample, ranks=tuple(ranks))
         for (weights, sample), ranks in alike.items()
     )
+
+
+def _batches(
+    steps: Sequence[RankStep], plans: Sequence[SchemaMapping], digests: Sequence[float]
+) -> tuple[BatchSample, ...]:
+    alike: dict[tuple[str, float], list[int]] = {}
+    for step, plan, digest in zip(steps, plans, digests, strict=True):
+        if isfinite(digest):
+            alike.setdefault((plan.data_ranks, digest), []).append(step.rank)
+    return tuple(
+        BatchSample(of=of, digest=digest, ranks=tuple(ranks))
+        for (of, digest), ranks in alike.items()
+    )
+
+
+def _observed_by_any(values: Sequence[float]) -> tuple[float, ...]:
+    return () if all(map(isnan, values)) else tuple(values)
 
 
 def _own(values: Sequence[list[float]], plans: Sequence[SchemaMapping], name: str) -> list[float]:

@@ -90,6 +90,9 @@ class StepMerge:
         self._nonfinite_loss_ranks: list[int] = []
         self._nonfinite_gradients: list[OwnNonfinite] = []
         self._replicas = ReplicaDigests()
+        self._batches: dict[str, dict[float, list[int]]] = {}
+        self._losses: dict[int, float] = {}
+        self._batch_rows: dict[int, float] = {}
         self._any_split = False
         """Whether any tensor is known not to lie on all ranks as a whole."""
 
@@ -120,6 +123,15 @@ class StepMerge:
         for row in step.rows:
             self._add_row(row, terms)
         self._replicas.add_samples(step.samples)
+        for batch in step.batches:
+            alike = self._batches.setdefault(batch.of, {}).setdefault(batch.digest, [])
+            alike.extend(batch.ranks)
+        for own, values in ((self._losses, step.losses), (self._batch_rows, step.batch_rows)):
+            own.update(
+                (rank, each)
+                for rank, each in zip(ranks, values, strict=False)
+                if isfinite(each)
+            )
 
     def merged(
         self,
@@ -167,6 +179,9 @@ class StepMerge:
             ),
             replicas=replicas,
             reduction=reduction,
+            batches=self._batches,
+            losses=self._losses,
+            batch_rows=self._batch_rows,
         )
 
     def _plain_rows(self, family: ColumnFamily) -> Mapping[str, PlainRows]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import FAMILIES, STEP_COLUMNS, ColumnFamily, step_columns
 from mp_agent.records.reports import Layout, NodeShare
-from mp_agent.records.schema import Schema, Share
+from mp_agent.records.schema import DATA_RANKS_FACT, Schema, Share
 from mp_agent.records.text import as_utf8
 
 _SCHEMAS_KEPT = 4096
@@ -57,6 +57,8 @@ class SchemaMapping:
     held: frozenset[int]
     weights: str
     """Names what the rank holds of the model; "" where no other rank can hold the same."""
+    data_ranks: str
+    """Names the ranks that train on data of their own, this one among them; "" if unknown."""
 
 
 @dataclass(slots=True)
@@ -120,6 +122,7 @@ class SchemaIndex:
             },
             held=frozenset(place.share for place in places),
             weights=_weights_name([share for share in schema.shares if not share.family]),
+            data_ranks=as_utf8(schema.fact(DATA_RANKS_FACT)),
         )
 
     def _place(self, schema: Schema, index: int) -> SharePlace:

@@ -131,6 +131,9 @@ class Events(Protocol):
     def evaluation(self, sign: str, begins: bool) -> None:
         """Called when a sign of evaluation has appeared, or disappeared."""
 
+    def batch_loads(self, iterator: object) -> None:
+        """Called when the iterator of a data loader is about to return a batch to train on."""
+
     def saving(self, begins: bool) -> None:
         """Called with True when a checkpoint is about to be written, with False afterwards."""
 

@@ -251,6 +251,8 @@ def _loading(events: Events, shield: Shield) -> Wrapper:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def following(self: Any) -> Any:
+            if torch.is_grad_enabled():
+                shield.run("loading", events.batch_loads, self)
             if events.between_steps:
                 shield.run("loading", events.evaluation, "loading", not torch.is_grad_enabled())
             return original(self)

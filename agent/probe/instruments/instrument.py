@@ -161,22 +161,23 @@ Run = Callable[..., None]
 """`Shield.run`: a kind of failure, a function, and its arguments."""
 
 
-class _ForwardHook:
+class ForwardHook:
     """A pre-hook; a copy of the module, pickled or deep, has one that does nothing instead.
 
     Where `torch.compile` traces it, it leaves nothing in the graph, and is not called.
     """
 
-    __slots__ = ("_parts", "_run")
+    __slots__ = ("_called", "_run")
 
-    def __init__(self, run: Run, parts: StepParts) -> None:
-        self._run, self._parts = run, parts
+    def __init__(self, run: Run, called: Callable[..., None]) -> None:
+        """called: gets what the module gets, its named arguments as well if registered so."""
+        self._run, self._called = run, called
 
-    def __call__(self, module: object, inputs: object) -> None:
+    def __call__(self, module: object, *inputs: object) -> None:
         if torch.compiler.is_compiling() or torch._C._get_tracing_state():
             return
-        if self._parts.awaits_forward and torch.is_grad_enabled():
-            self._run("forward", self._parts.forward_begins)
+        if torch.is_grad_enabled():
+            self._run("forward", self._called, *inputs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Of the standard library alone: what is saved must load where mp_agent is not installed.
@@ -189,7 +190,7 @@ class ForwardStart(Instrument):
     subject = "the parts of a step"
 
     def __init__(self, run: Run, parts: StepParts) -> None:
-        self._hook = _ForwardHook(run, parts)
+        self._hook = ForwardHook(run, self._begins)
         self._parts = parts
         self._model: weakref.ref[nn.Module] | None = None
         self._handle: RemovableHandle | None = None
@@ -213,3 +214,6 @@ class ForwardStart(Instrument):
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.remove()
+
+    def _begins(self, inputs: object) -> None:
+        self._parts.forward_begins()

@@ -126,6 +126,8 @@ class MeasurementPlan:
     strategy: str
     reducers: Reducers
     unsupported: tuple[str, ...]
+    data_ranks: frozenset[int] = frozenset()
+    """Ranks that train on data of their own, this one among them; empty where that is unknown."""
     view: weakref.ref[LibraryOptimizer] | None = None
     """View of another library's optimizer, which may be called with gradients."""
 
@@ -281,6 +283,7 @@ def make_plan(
         strategy=_strategy(verdict for _, verdict, _ in measured),
         reducers=Reducers(live.modules, identities),
         unsupported=tuple(unsupported),
+        data_ranks=max((v.data_ranks for _, v, _ in measured), key=len, default=frozenset()),
         view=weakref.ref(optimizer) if isinstance(optimizer, LibraryOptimizer) else None,
     )
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from mp_agent.probe.optimizers.plan import MeasurementPlan
-from mp_agent.records.schema import TRAINED_RATIO, Layer
+from mp_agent.probe.processes.launchers import describe_ranks
+from mp_agent.records.schema import DATA_RANKS_FACT, TRAINED_RATIO, Layer
 from mp_agent.records.tensor_collections import FACT as COLLECTIONS_FACT
 from mp_agent.ring.interruptions import pass_on
 
@@ -111,6 +112,8 @@ def facts_of(
     trained = ((TRAINED_RATIO, ratio),) if (ratio := traits.trained_ratio()) else ()
     script = (("script", traits.script),) if traits.script else ()
     collections = ((COLLECTIONS_FACT, traits.collections),) if traits.collections else ()
+    data = max((plan.data_ranks for plan in plans), key=len)
+    data_ranks = ((DATA_RANKS_FACT, describe_ranks(data)),) if len(data) > 1 else ()
     return (
         ("strategy", strategies.pop() if len(strategies) == 1 else "mixed"),
         ("precision", format_name(traits.autocast_dtype or first.compute_dtype)),
@@ -120,6 +123,7 @@ def facts_of(
         ("gpu_uuid", _gpu_uuid(first.device)),
         *script,
         *collections,
+        *data_ranks,
         *formats_of(plans, traits.gradient_formats, traits.autocast_dtype),
         ("fp8_library", traits.fp8_library),
         *trained,

@@ -157,6 +157,11 @@ def expert_shards() -> tuple[int, ...]:
     return _ranks_of_first(_EXPERT_SHARDS)
 
 
+def data_ranks() -> tuple[int, ...]:
+    """Return the ranks that get different data; those that split sequences get the same."""
+    return _ranks_of_first((("get_data_parallel_group", {}),))
+
+
 def copies(parameter: torch.Tensor) -> tuple[int, ...]:
     """Return the ranks that have copies of a parameter and reduce its gradient."""
     return _ranks_of_first(_EXPERT_COPIES if is_expert(parameter) else _DENSE_COPIES)

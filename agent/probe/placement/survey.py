@@ -192,6 +192,15 @@ def _dimensions_of(mesh: DeviceMesh, home: frozenset[int]) -> set[int] | None:
     return None
 
 
+def _has_sequence_dimension(mesh: DeviceMesh) -> bool:
+    words = re.split(r"[^a-z]+", " ".join(mesh.mesh_dim_names or ()).lower())
+    return not _SEQUENCE.isdisjoint(words)
+
+
+_SEQUENCE = frozenset({"cp", "sp", "context", "sequence", "seq", "ulysses", "ring"})
+_DATA = frozenset({"ddp", "fsdp1", "fsdp2", "hsdp"})
+_MEGATRON_DATA = frozenset({"dp", "zero1"})
+
 PARTIAL = "parameters with a partial placement"
 
 ALONE = Share(group="single")
@@ -208,6 +217,8 @@ class ParameterPlacement(NamedTuple):
     """What the placement is known from; empty for a parameter that nothing explains."""
     unsupported: str = ""
     """Why it cannot be counted; empty when another rank counts it."""
+    data_ranks: frozenset[int] = frozenset()
+    """Ranks that train its copies or shards on data of their own, this one among them."""
 
 
 class Survey:
@@ -224,9 +235,10 @@ class Survey:
         self._declared = declarations.by_parameter()
         model = () if root is None else tuple(root.modules())
         self._fsdp = any(isinstance(module, FSDPModule) for module in model)
-        self._tensor_parallel = TensorParallelMeshes(
-            () if root is None else nn.Module.parameters(root), fsdp=self._fsdp
-        )
+        parameters = () if root is None else tuple(nn.Module.parameters(root))
+        self._tensor_parallel = TensorParallelMeshes(parameters, fsdp=self._fsdp)
+        meshes = {each.device_mesh for each in parameters if isinstance(each, DTensor)}
+        self._splits_sequences = any(map(_has_sequence_dimension, meshes))
 
     def placement_of(self, name: str, parameter: torch.Tensor) -> ParameterPlacement:
         """Return this rank's share of the parameter called `name`. Enters no collective."""
@@ -241,7 +253,23 @@ class Survey:
         if not grid.axes and not (declared and declared.own):
             return ParameterPlacement(_unwrapped(name, parameter))
         sources = frozenset(axis.source for axis in grid.axes) or frozenset({"declared"})
-        return ParameterPlacement(grid.share(), sources)
+        return ParameterPlacement(grid.share(), sources, data_ranks=self._data_ranks(grid))
+
+    def _data_ranks(self, grid: Grid) -> frozenset[int]:
+        """Return the ranks along the axes of wrappers that average gradients.
+
+        None where a mesh has a dimension along which sequences are split: ranks along it may get
+        the same data, and FSDP2 takes them for its own.
+        """
+        if any(axis.source in _MEGATRON_DATA for axis in grid.axes):
+            return frozenset(megatron.data_ranks())
+        axes = [axis for axis in grid.axes if axis.source in _DATA]
+        if not axes or self._splits_sequences:
+            return frozenset()
+        data = Grid(self._rank)
+        for axis in axes:
+            data = data.crossed_by(axis)
+        return data.home
 
     def _grid(self, parameter: torch.Tensor) -> Grid:
         if isinstance(parameter, DTensor):

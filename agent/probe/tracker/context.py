@@ -5,6 +5,7 @@ from threading import get_ident
 
 from torch.amp import GradScaler
 
+from mp_agent.probe.instruments.batches import Loaders
 from mp_agent.probe.instruments.instrument import Instruments
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
@@ -32,6 +33,7 @@ class TrackerContext:
     traits: ObservedTraits
     connection: RingConnection
     parts: StepParts
+    loaders: Loaders
     boundaries: StepBoundaries = field(default_factory=StepBoundaries)
     thread: ThreadProgress = field(default_factory=ThreadProgress)
     """State of the calling thread's own training loop."""

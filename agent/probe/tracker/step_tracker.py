@@ -195,6 +195,7 @@ class StepTracker:
         self.engine_step_raised = engines.raised
         self.engine_step_ended = engines.ended
         self.mode_changed = activity.mode_changed
+        self.batch_loads = context.loaders.loads
         self.graph_capture_begins = graphs.capture_begins
         self.graph_capture_ended = graphs.capture_ended
         self.graph_replayed = graphs.replayed

@@ -14,6 +14,12 @@ AUTOCAST_FP32_SHARE = "autocast_fp32_share"
 UNHELD_PARAMETERS = "unheld_parameters"
 UNCHANGED_PARAMETERS = "unchanged_parameters"
 ROUNDED_RATIO = "rounded_ratio"
+BATCH_DIGEST = "batch_digest"
+BATCH_ROWS = "batch_rows"
+BATCH_KEPT = "batch_kept"
+BATCH_LOADED = "batch_loaded"
+BATCH_INTERVAL_STEPS = 16
+"""Steps whose number is a multiple of this are looked at, and those that follow them."""
 
 COMMON_STEP_COLUMNS = (
     Column("loss", Algebra.MEAN, "sum over the backwards of the step; absent when not finite"),
@@ -156,6 +162,24 @@ COMMON_STEP_COLUMNS = (
         Algebra.MIN,
         "of those elements in formats of at most 16 bits, the share that are as they were although "
         "each had a gradient and a learning rate; on the same steps",
+    ),
+    Column(
+        BATCH_DIGEST,
+        Algebra.OWN,
+        "digest, modulo 2^32, of a few elements of the tensors that the model got in its first "
+        "forward, and of their shapes; on every 16th step and the one after",
+    ),
+    Column(BATCH_ROWS, Algebra.OWN, "size of the first of them along its first dimension"),
+    Column(
+        BATCH_KEPT,
+        Algebra.MIN,
+        "1 if it is the same memory as on the step before, else 0; on every 16th step plus one",
+    ),
+    Column(
+        BATCH_LOADED,
+        Algebra.MAX,
+        "1 if a DataLoader with several batches has delivered one since the first forward of the "
+        "step before, 0 if not since then; absent where none ever has. On the same steps",
     ),
 )
 """What every rank knows of a step as a whole."""
