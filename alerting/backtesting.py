@@ -21,6 +21,7 @@ class Quantity(Enum):
     SMALLEST = "the smallest gradient magnitude"
     LAYERS = "the gradients of layers"
     RANKS = "the numbers of each rank"
+    BATCHES = "a comparison of batches"
     REPLICAS = "a comparison of replicas"
     LIFE = "when the run paused, restarted and ended, and why"
     AGENT = "the node agents' own account"

@@ -6,6 +6,7 @@ from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import (
     activations,
     agent,
+    batches,
     gradient_layers,
     gradient_size,
     loop,
@@ -29,7 +30,8 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
     "loss": (*nonfinite.OF_LOSS, *loss.CONDITIONS),
     "loss-scale": (*loss_scale.CONDITIONS, *overflows.CONDITIONS),
     "loop": loop.CONDITIONS,
-    "ranks": (*nonfinite.OF_RANKS, *ranks.CONDITIONS),
+    "ranks": (*nonfinite.OF_RANKS, *ranks.CONDITIONS, *batches.OF_RANK_LOSSES),
+    "batches": batches.CONDITIONS,
     "run": run.CONDITIONS,
     "agent": agent.CONDITIONS,
     "optimizer": optimizer.CONDITIONS,

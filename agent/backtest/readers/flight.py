@@ -52,7 +52,14 @@ def log_of_ranks(ranks: Sequence[RankLog], *, source: str) -> TrainingLog:
     steps = [item for item in items if isinstance(item, MergedStep)]
     if not steps:
         raise LogError("holds no step")
-    held = {Quantity.RANKS, Quantity.REPLICAS, Quantity.SKIPS, Quantity.CLIPPING, Quantity.SMALLEST}
+    held = {
+        Quantity.RANKS,
+        Quantity.BATCHES,
+        Quantity.REPLICAS,
+        Quantity.SKIPS,
+        Quantity.CLIPPING,
+        Quantity.SMALLEST,
+    }
     layered = {name for item in items if isinstance(item, MergedTable) for name in item.families}
     held |= {quantity for name, quantity in _OF_FAMILIES.items() if name in layered}
     return TrainingLog(

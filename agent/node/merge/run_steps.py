@@ -128,9 +128,7 @@ class StepMerge:
             alike.extend(batch.ranks)
         for own, values in ((self._losses, step.losses), (self._batch_rows, step.batch_rows)):
             own.update(
-                (rank, each)
-                for rank, each in zip(ranks, values, strict=False)
-                if isfinite(each)
+                (rank, each) for rank, each in zip(ranks, values, strict=False) if isfinite(each)
             )
 
     def merged(

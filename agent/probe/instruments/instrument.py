@@ -170,10 +170,11 @@ class ForwardHook:
     __slots__ = ("_called", "_run")
 
     def __init__(self, run: Run, called: Callable[..., None]) -> None:
-        """called: gets what the module gets, its named arguments as well if registered so."""
+        """Call `called` with what the module gets, and its named arguments if registered so."""
         self._run, self._called = run, called
 
     def __call__(self, module: object, *inputs: object) -> None:
+        """Report a forward with gradients."""
         if torch.compiler.is_compiling() or torch._C._get_tracing_state():
             return
         if torch.is_grad_enabled():

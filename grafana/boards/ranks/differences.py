@@ -3,6 +3,7 @@
 from grafana.panel import Panel, Query, Row, View, help_of
 from grafana.queries import by_run, increase, series, worst_over_range
 from grafana.style import AGREEMENT
+from mp_agent.alerting.conditions.batches import RANK_LOSS_OUTLIERS, RANK_LOSS_UNLIKE
 from mp_agent.alerting.conditions.nonfinite import LOSS_NONFINITE, RANK_NONFINITE
 from mp_agent.alerting.conditions.ranks import REPLICA_DIVERGENCE
 
@@ -73,6 +74,7 @@ DIFFERENCES = Row(
                 Query(f"quantile(0.5, {_LOSS})", "median"),
                 Query(f"max({_LOSS})", "largest"),
             ),
+            runbooks=(RANK_LOSS_OUTLIERS, RANK_LOSS_UNLIKE),
         ),
         Panel(
             id=21,

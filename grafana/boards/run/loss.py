@@ -3,6 +3,11 @@
 from grafana.panel import Panel, Query, Row, above, help_of
 from grafana.queries import aggregated, by_run, increase, series, share_of_steps, while_finite
 from grafana.style import LOSS_IS_LINEAR_TO, LOSS_SCALE_LINES, SKIPPED
+from mp_agent.alerting.conditions.batches import (
+    RANKS_SHARE_BATCHES,
+    SAME_BATCH,
+    SINGLE_ROW_BATCH,
+)
 from mp_agent.alerting.conditions.loss import LOSS_DIVERGING, LOSS_SPIKE
 from mp_agent.alerting.conditions.loss_scale import (
     LOSS_SCALE_AT_FLOOR,
@@ -159,6 +164,22 @@ LOSS = Row(
                 Query(increase("mp_agent_loss_nonfinite_unskipped_steps_total"), "and applied"),
             ),
             runbooks=(LOSS_NONFINITE, LOSS_SPIKE),
+        ),
+        Panel(
+            id=29,
+            title="Batches that repeat",
+            description="Steps since the model has got one and the same batch, or ranks that "
+            "average their gradients the same ones, at every look; ranks whose batches have a "
+            "single row. All are 0 in a healthy run.",
+            width=6,
+            minimum=0,
+            soft_maximum=1,
+            queries=(
+                Query(by_run("mp_agent_batch_repeated_steps"), "same batch"),
+                Query(by_run("mp_agent_batch_shared_steps"), "same on ranks"),
+                Query(by_run("mp_agent_batch_single_row_ranks"), "ranks with single rows"),
+            ),
+            runbooks=(SAME_BATCH, RANKS_SHARE_BATCHES, SINGLE_ROW_BATCH),
         ),
         Panel(
             id=24,

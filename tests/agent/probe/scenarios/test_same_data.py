@@ -1,0 +1,277 @@
+"""Batches that repeat, on steps or ranks, and ranks of odd data are found live; twins are not."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from mp_agent.alerting.conditions.batches import CONDITIONS, OF_RANK_LOSSES
+from mp_agent.node.run.run import Run
+from mp_agent.ring import locations, reader
+from mp_agent.settings import Settings
+from tests.agent.node.shown import shown
+from tests.agent.probe.ranks import run_ranks
+from tests.agent.probe.rings import make_identity
+from tests.agent.probe.watching import watched
+from tests.gloo import process_group
+
+STEPS, STEPS_PER_POLL, STEP_SECONDS = 112, 8, 5
+ONSET = 40
+"""Step from which on something is wrong that was right before."""
+LATE = 100
+WITHIN_STEPS = 64
+RANKS = 2
+OURS = {condition.name for condition in (*CONDITIONS, *OF_RANK_LOSSES)}
+SAME, SHARED, SINGLE, OUTLIERS, UNLIKE = [condition.name for condition in CONDITIONS] + [
+    condition.name for condition in OF_RANK_LOSSES
+]
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def samples(count: int = 256, seed: int = 0) -> TensorDataset:
+    """Return token ids [N, 6], and classes that follow from them."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 50, (count, 6), generator=generator)
+    return TensorDataset(ids, ids.sum(1) % 4)
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(48, 4))
+
+
+class SameItem(Dataset):
+    """A dataset that has forgotten its index."""
+
+    def __init__(self) -> None:
+        self._samples = samples()
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self._samples[0]
+
+
+def forever(loader: DataLoader) -> Iterator[Batch]:
+    while True:
+        yield from loader
+
+
+def first_batch_each_time() -> Iterator[Batch]:
+    loader = DataLoader(samples(), batch_size=8)
+    while True:
+        yield next(iter(loader))
+
+
+def overfitted() -> Iterator[Batch]:
+    return itertools.repeat(next(iter(DataLoader(samples(), batch_size=8))))
+
+
+def drawn(stuck_from: int = 10**6) -> Iterator[Batch]:
+    """Draw batches without a loader; the generator is seeded anew from a step on."""
+    data, generator = samples(), torch.Generator().manual_seed(1)
+    for step in itertools.count():
+        if step >= stuck_from:
+            generator.manual_seed(1)
+        chosen = torch.randint(0, 256, (8,), generator=generator)
+        yield data.tensors[0][chosen], data.tensors[1][chosen]
+
+
+def full_batch(loader: bool) -> Iterator[Batch]:
+    data = samples(32)
+    if loader:
+        return forever(DataLoader(data, batch_size=32))
+    return itertools.repeat((data.tensors[0], data.tensors[1]))
+
+
+def epochs_over_buffers(epochs: int) -> Iterator[Batch]:
+    """Train on all of a buffer several times, then on the next one, as PPO does."""
+    for number in itertools.count():
+        ids, classes = samples(32, seed=number).tensors
+        for _ in range(epochs):
+            yield ids.clone(), classes.clone()
+
+
+def of_rows(rows_at: Callable[[int], int]) -> Iterator[Batch]:
+    for step in itertools.count():
+        ids, classes = samples(rows_at(step), seed=step).tensors
+        yield ids, classes
+
+
+def each_twice() -> Iterator[Batch]:
+    for batch in forever(DataLoader(samples(), batch_size=8, shuffle=True)):
+        yield batch
+        yield batch
+
+
+MISTAKES = {
+    "next(iter(loader))": (first_batch_each_time, SAME, 0),
+    "the same item": (lambda: forever(DataLoader(SameItem(), batch_size=8)), SAME, 0),
+    "one batch": (overfitted, SAME, 0),
+    "a stuck generator": (lambda: drawn(ONSET), SAME, ONSET),
+    "single rows": (
+        lambda: of_rows(lambda step: 8 if step < LATE else 1),
+        SINGLE,
+        LATE,
+    ),
+}
+HEALTHY = {
+    "a loader": lambda: forever(DataLoader(samples(), batch_size=8)),
+    "an epoch of sixteen batches": lambda: forever(DataLoader(samples(), batch_size=16)),
+    "an epoch of two batches": lambda: forever(DataLoader(samples(16), batch_size=8)),
+    "drawn": drawn,
+    "all at once": lambda: full_batch(loader=False),
+    "all at once from a loader": lambda: full_batch(loader=True),
+    "epochs over buffers": lambda: epochs_over_buffers(10),
+    "each batch twice": each_twice,
+    "a last batch of one": lambda: forever(DataLoader(samples(33), batch_size=8)),
+    "varying rows": lambda: of_rows(lambda step: 1 + step * 7 % 9),
+    "rows of one": lambda: of_rows(lambda step: 1),
+}
+
+
+def train(batches: Iterator[Batch], steps: int) -> Iterator[int]:
+    """Train, and yield the number of each step."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step, (ids, classes) in enumerate(itertools.islice(batches, steps)):
+        optimizer.zero_grad()
+        cross_entropy(model(ids), classes).backward()
+        optimizer.step()
+        yield step
+
+
+def fired(run: Run) -> set[str]:
+    """Return which of our alerts have fired."""
+    start = "condition_fired_total{"
+    names = {
+        series.removeprefix(start).partition(",")[0]
+        for series, count in shown(run).items()
+        if series.startswith(start) and count
+    }
+    return names & OURS
+
+
+@pytest.fixture
+def first_fired(watch, tmp_path: Path, monkeypatch) -> Callable[..., tuple[set[str], int]]:
+    """Train under a node agent's run; return the alerts, and the step at which one was there."""
+    # A process does not see its own locks.
+    monkeypatch.setattr(reader, "is_locked", lambda fd: True)
+
+    def found(make: Callable[[], Iterator[Batch]], steps: int) -> tuple[set[str], int]:
+        watched_here = watch()
+        run_dir = locations.run_directory(tmp_path / "shm", "test")
+        ring = locations.ring_path(run_dir, make_identity())
+        ring.parent.mkdir(parents=True)
+        ring.hardlink_to(watched_here.writer.path)
+        settings = Settings(dir=tmp_path / "shm", flight_dir=tmp_path / "flight")
+        first = 0
+        with closing(Run(run_dir, settings)) as run:
+            for step in train(make(), steps):
+                if step % STEPS_PER_POLL == 0:
+                    run.poll(step * STEP_SECONDS)
+                    first = first or (step if fired(run) else 0)
+            run.poll(steps * STEP_SECONDS)
+            assert watched_here.state().probe_errors == 0
+            return fired(run), first
+
+    return found
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_found_within_steps_of_its_onset(first_fired, name):
+    make, alert, onset = MISTAKES[name]
+    alerts, step = first_fired(make, onset + STEPS)
+    assert alerts == {alert}
+    assert onset < step <= onset + WITHIN_STEPS
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_found_in_healthy_batches(first_fired, name):
+    assert first_fired(HEALTHY[name], 2 * STEPS)[0] == set()
+
+
+def of_ranks(case: str, rank: int) -> Iterator[Batch]:
+    """Return the batches of one rank."""
+    if case == "no sampler":
+        return forever(DataLoader(samples(), batch_size=8))
+    if case == "one seed":
+        return drawn()
+    sampler = DistributedSampler(samples(), RANKS, rank)
+    if case == "a sampler":
+        return forever(DataLoader(samples(), batch_size=8, sampler=sampler))
+    if case == "single rows on one rank":
+        return forever(DataLoader(samples(), batch_size=1 if rank else 8, sampler=sampler))
+    return iter(_with_wrong_labels(case, rank))
+
+
+def _with_wrong_labels(case: str, rank: int) -> Iterator[Batch]:
+    """Yield batches with classes that rank 1 has at random, or wrong now and then."""
+    for step in itertools.count():
+        ids = samples(64, seed=2 * step + rank).tensors[0]
+        classes = ids[:, 0] % 4
+        if rank == 1 and case == "wrong labels":
+            classes = classes[torch.randperm(64)]
+        elif rank == 1 and case == "odd batches" and step % 9 == 4:
+            classes = (classes + 1) % 4
+        yield ids, classes
+
+
+OF_RANKS = {
+    "no sampler": {SHARED},
+    "one seed": {SHARED},
+    "a sampler": set(),
+    "single rows on one rank": {SINGLE},
+    "right labels": set(),
+    "odd batches": {OUTLIERS},
+    "wrong labels": {UNLIKE},
+}
+
+
+def train_ranks(rank: int, directory: Path) -> None:
+    with process_group(directory, rank, RANKS):
+        for case in OF_RANKS:
+            with watched(directory / case, rank, RANKS):
+                _train_wrapped(case, rank)
+
+
+def _train_wrapped(case: str, rank: int) -> None:
+    model = DistributedDataParallel(make_model())
+    labelled = "labels" in case or case == "odd batches"
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05 if labelled else 0.001)
+    for ids, classes in itertools.islice(of_ranks(case, rank), 200 if labelled else STEPS):
+        optimizer.zero_grad()
+        cross_entropy(model(ids), classes).backward()
+        optimizer.step()
+
+
+@pytest.fixture(scope="module")
+def rings(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("ranks")
+    run_ranks(train_ranks, directory, ranks=RANKS)
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", OF_RANKS)
+def test_ranks_of_the_same_or_odd_data_are_found(rings, tmp_path, case):
+    run_dir = locations.run_directory(tmp_path / "shm", "test")
+    for rank in range(RANKS):
+        ring = locations.ring_path(run_dir, make_identity(rank, RANKS))
+        ring.parent.mkdir(parents=True, exist_ok=True)
+        ring.hardlink_to(rings / case / f"rank{rank}.ring")
+    settings = Settings(dir=tmp_path / "shm", flight_dir=tmp_path / "flight")
+    with closing(Run(run_dir, settings)) as run:
+        for poll in range(4):
+            run.poll(float(poll))
+        assert fired(run) == OF_RANKS[case]
