@@ -270,3 +270,16 @@ class OddRank:
     loss: float
     usual: float
     highest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormGrowth:
+    """The usual gradient norm against the lowest that was ever usual.
+
+    growth: the factor between them; 0 where the learning rate, or a norm that was as high at first,
+    explains it.
+    """
+
+    growth: float
+    lowest: float
+    usual: float

@@ -16,6 +16,7 @@ from mp_agent.records.health import (
     LoopMistakes,
     LossHistory,
     LossScaleHistory,
+    NormGrowth,
     NormStanding,
     OddRank,
     RouterBalance,
@@ -169,6 +170,9 @@ class RunView:
     batches: BatchHealth = field(default_factory=BatchHealth)
     loss_outliers: OddRank | None = None
     """The rank with single losses far above all that the others have had lately."""
+    relapsed_steps: int = 0
+    """Steps for which the loss has been back at its initial level."""
+    norm_growth: NormGrowth | None = None
     loss_level: OddRank | None = None
     """The rank whose losses are all far from those of the others."""
     collections: Mapping[str, CollectionView] = field(default_factory=dict)

@@ -13,7 +13,7 @@ def batches(rank: int, epoch: int) -> list[list[int]]:
     sampler = DistributedSampler(dataset, num_replicas=RANKS, rank=rank, shuffle=True)
     loader = DataLoader(dataset, batch_size=8, sampler=sampler)
     sampler.set_epoch(epoch)  # else every epoch has the order of the first
-    return [batch.tolist() for (batch,) in loader]  # not next(iter(loader)), which starts anew
+    return [batch.tolist() for (batch,) in loader]  # not next(iter(loader)), which begins an epoch
 
 
 first, second = batches(0, epoch=0), batches(1, epoch=0)

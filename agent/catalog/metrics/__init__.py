@@ -13,7 +13,7 @@ from mp_agent.catalog.metrics.attention import (
     ATTENTION_METRICS,
     OUTPUT_LOGIT_METRICS,
 )
-from mp_agent.catalog.metrics.batches import BATCH_METRICS, RANK_LOSS_METRICS
+from mp_agent.catalog.metrics.batches import BATCH_METRICS
 from mp_agent.catalog.metrics.distribution import (
     COLLECTION_METRICS,
     DISTRIBUTION_LAYER_METRICS,
@@ -33,7 +33,7 @@ from mp_agent.catalog.metrics.optimizer import (
     UPDATE_LAYER_METRICS,
     UPDATE_METRICS,
 )
-from mp_agent.catalog.metrics.ranks import RANK_METRICS, WAITING_METRICS
+from mp_agent.catalog.metrics.ranks import RANK_LOSS_METRICS, RANK_METRICS, WAITING_METRICS
 from mp_agent.catalog.metrics.reinforcement import LOGPROB_METRICS
 from mp_agent.catalog.metrics.routers import ROUTER_LAYER_METRICS, ROUTER_METRICS
 from mp_agent.catalog.metrics.run import (

@@ -1,7 +1,6 @@
-"""Metrics of the batches of a run, and of ranks whose losses are unlike all others'."""
+"""Metrics of the batches that the model gets."""
 
-from mp_agent.catalog.metric import Reading, counter, gauge, info
-from mp_agent.records.health import OddRank
+from mp_agent.catalog.metric import Reading, gauge, info
 from mp_agent.records.views import RunView
 
 _NAMED_AT_MOST = 16
@@ -27,13 +26,6 @@ def _shared(run: RunView) -> Reading:
 def _single(run: RunView) -> Reading:
     found = run.batches.single
     return None if found is None else {(_named(found.ranks), f"{found.usual_rows:.0f}"): 1.0}
-
-
-def _odd(found: OddRank | None) -> Reading:
-    if found is None:
-        return None
-    numbers = (found.loss, found.usual, found.highest)
-    return {(str(found.rank), *(f"{number:.4g}" for number in numbers)): 1.0}
 
 
 REPEATED_STEPS = gauge(
@@ -72,7 +64,7 @@ SINGLE_ROW_RANKS = gauge(
 SINGLE_ROW = info(
     "mp_agent.single_row_batch.info",
     labels=("ranks", "usual"),
-    help="These ranks, and the number of rows that is usual.",
+    help="The ranks whose batches have a single row, and the number of rows that is usual.",
     read=_single,
 )
 
@@ -84,32 +76,3 @@ BATCH_METRICS = (
     SINGLE_ROW_RANKS,
     SINGLE_ROW,
 )
-
-RANK_OUTLIER_STEPS = counter(
-    "mp_agent.rank_loss.outlier.steps",
-    "{step}",
-    help="Steps at which three or more of the last 64 losses of one rank were far above all losses "
-    "that the other ranks had within them.",
-    count=lambda change: float(change.loss_outliers),
-)
-RANK_OUTLIER = info(
-    "mp_agent.rank_loss_outlier.info",
-    labels=("rank", "loss", "usual", "highest"),
-    help="The rank, its highest loss, the usual loss, and the highest of all other ranks.",
-    read=lambda run: _odd(run.loss_outliers),
-)
-RANK_LEVEL_STEPS = gauge(
-    "mp_agent.rank_loss.level.steps",
-    "{step}",
-    help="Losses of one rank, of the last 32, by which its level is twice as high as that of all "
-    "other ranks, or half as high; else 0.",
-    read=lambda run: 0.0 if run.loss_level is None else float(run.loss_level.steps),
-)
-RANK_LEVEL = info(
-    "mp_agent.rank_loss_level.info",
-    labels=("rank", "loss", "usual", "highest"),
-    help="The rank, its usual loss, that of the others, and the upper quartile of these.",
-    read=lambda run: _odd(run.loss_level),
-)
-
-RANK_LOSS_METRICS = (RANK_OUTLIER_STEPS, RANK_OUTLIER, RANK_LEVEL_STEPS, RANK_LEVEL)

@@ -96,7 +96,27 @@ CLIP_SCALED_STEPS = gauge(
     read=lambda run: float(run.learning.scaled_clip_steps),
 )
 
+NORM_GROWTH = gauge(
+    "mp_agent.grad.norm.usual.growth",
+    "{factor}",
+    help="Usual gradient norm of the last 32 steps, divided by the lowest usual one so far; 0 "
+    "where the learning rate has doubled since, or the norm was nearly as large at first.",
+    read=lambda run: None if run.norm_growth is None else run.norm_growth.growth,
+)
+NORM_GROWN = info(
+    "mp_agent.grad_norm_growth.info",
+    labels=("lowest", "usual"),
+    help="The lowest usual gradient norm so far, and the present one.",
+    read=lambda run: (
+        None
+        if run.norm_growth is None
+        else {(f"{run.norm_growth.lowest:.3g}", f"{run.norm_growth.usual:.3g}"): 1.0}
+    ),
+)
+
 NORM_METRICS = (
+    NORM_GROWTH,
+    NORM_GROWN,
     gauge(
         "mp_agent.grad.norm.usual",
         "{norm}",

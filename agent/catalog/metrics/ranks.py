@@ -1,6 +1,15 @@
 """Metrics of ranks, and of what they wait for."""
 
-from mp_agent.catalog.metric import Reading, gauge, info, rank_counter, rank_gauge, rank_info
+from mp_agent.catalog.metric import (
+    Reading,
+    counter,
+    gauge,
+    info,
+    rank_counter,
+    rank_gauge,
+    rank_info,
+)
+from mp_agent.records.health import OddRank
 from mp_agent.records.views import RankView
 
 
@@ -164,3 +173,42 @@ WAITING_METRICS = (
     RANKS_LAGGING,
     LAGGING_RANK,
 )
+
+
+def _odd(found: OddRank | None) -> Reading:
+    if found is None:
+        return None
+    numbers = (found.loss, found.usual, found.highest)
+    return {(str(found.rank), *(f"{number:.4g}" for number in numbers)): 1.0}
+
+
+RANK_OUTLIER_STEPS = counter(
+    "mp_agent.rank_loss.outlier.steps",
+    "{step}",
+    help="Steps at which three or more of the last 64 losses of one rank were far above all losses "
+    "that the other ranks had within them.",
+    count=lambda change: float(change.loss_outliers),
+)
+RANK_OUTLIER = info(
+    "mp_agent.rank_loss_outlier.info",
+    labels=("rank", "loss", "usual", "highest"),
+    help="A rank with losses far above all others', its highest loss, the usual loss, and the "
+    "highest of all other ranks.",
+    read=lambda run: _odd(run.loss_outliers),
+)
+RANK_LEVEL_STEPS = gauge(
+    "mp_agent.rank_loss.level.steps",
+    "{step}",
+    help="Losses of one rank, of the last 32, by which its level is twice as high as that of all "
+    "other ranks, or half as high; else 0.",
+    read=lambda run: 0.0 if run.loss_level is None else float(run.loss_level.steps),
+)
+RANK_LEVEL = info(
+    "mp_agent.rank_loss_level.info",
+    labels=("rank", "loss", "usual", "highest"),
+    help="A rank whose losses are unlike all others', its usual loss, that of the others, and "
+    "their upper quartile.",
+    read=lambda run: _odd(run.loss_level),
+)
+
+RANK_LOSS_METRICS = (RANK_OUTLIER_STEPS, RANK_OUTLIER, RANK_LEVEL_STEPS, RANK_LEVEL)

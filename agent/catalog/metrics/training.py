@@ -75,6 +75,15 @@ LOSS_NONFINITE_REPEATED = counter(
     count=_repeated_nonfinite_losses,
 )
 
+LOSS_RELAPSED_STEPS = gauge(
+    "mp_agent.loss.relapsed.steps",
+    "{step}",
+    thresholds=("loss_growth",),
+    help="Steps for which the loss has been back at its initial level, within a few steps, after "
+    "it had fallen to half of it or less; 0 before that is sure, and after a recovery.",
+    read=lambda run: float(run.relapsed_steps),
+)
+
 LOSS_METRICS = (
     LOSS_MEDIAN,
     gauge(
@@ -100,6 +109,7 @@ LOSS_METRICS = (
         read=lambda run: run.loss.best,
     ),
     LOSS_LOST_STEPS,
+    LOSS_RELAPSED_STEPS,
     LOSS_NONFINITE_UNSKIPPED,
     LOSS_NONFINITE_REPEATED,
 )

@@ -24,6 +24,13 @@ GRADIENT_THRESHOLDS = (
         "as explosion",
     ),
     Threshold(
+        name="grad_norm_usual_growth",
+        value=30.0,
+        unit="{factor}",
+        meaning="usual gradient norm, divided by the run's lowest usual one, that neither the "
+        "learning rate nor the beginning of the run explains",
+    ),
+    Threshold(
         name="grad_norm_fall",
         value=0.01,
         unit="1",

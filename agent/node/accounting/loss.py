@@ -43,6 +43,13 @@ RECENT_STEPS = 64
 """Losses whose median is compared with the best level."""
 NOISY_SHARE = 0.01
 """Share of losses above the bound from which on the losses count as noisy."""
+_ALONE_AT_LEAST, _ALONE_AT_MOST = 3, 12
+"""Single losses, of the last `_ALONE_STEPS`, that are neither chance nor usual."""
+_ALONE_STEPS = 64
+_PAST_STEPS = 32
+"""Losses at least, before these, that had none of the kind."""
+_ALONE_FACTOR = 4.0
+"""Distance of such a loss from the usual one, in that of the highest loss before."""
 TREND_BLOCKS = 32
 """Blocks in each of the two windows that the trend compares: 512 steps."""
 
@@ -65,6 +72,7 @@ class LossTracker(Tracker):
     Only these losses count: finite on all ranks that delivered, of steps that were not skipped,
     over about as many ranks as the losses before. A single loss above the spike bound is an odd
     batch; two of the last three are a spike. Noisy losses need three in a row and a higher bound.
+    Single ones that come again and again are spikes from the third on, if there were none before.
     """
 
     window: list[float] = field(default_factory=list)
@@ -273,6 +281,8 @@ class LossTracker(Tracker):
         self.above = [*self.above[-2:], level is not None and loss > level.spike_bound]
         needed = 3 if level is not None and level.noisy else 2
         self.spiking = self.above[-1] and sum(self.above) >= needed
+        if level is not None and not self.spiking:
+            self.spiking = is_one_of_several(loss, self.window, thresholds["loss_growth"])
         if level is None or not self.spiking or not all(self.above[-2:]):
             return
         # What grows from step to step is no change of the data.
@@ -308,6 +318,22 @@ class LossTracker(Tracker):
         if len(self.block) >= BLOCK_STEPS:
             self.medians = [*self.medians[1 - 2 * TREND_BLOCKS :], median(self.block)]
             self.block = []
+
+
+def is_one_of_several(loss: float, window: Sequence[float], growth: float) -> bool:
+    """Return whether a loss is far above all that the run had until lately, as some others are.
+
+    window: the losses before it. What scatters more widely all the time is usual, and a loss that
+    may be 0 or negative has no multiple.
+    """
+    recent = [*window[max(len(window) + 1 - _ALONE_STEPS, _PAST_STEPS) :], loss]
+    past = window[: len(window) + 1 - len(recent)][-_ALONE_STEPS:]
+    if len(past) < _PAST_STEPS or min(*recent, *past) <= 0.0:
+        return False
+    center, highest = median([*past, *recent]), max(past)
+    bound = max(center + _ALONE_FACTOR * (highest - center), growth * center)
+    alone = sum(each > bound for each in recent)
+    return loss > bound and _ALONE_AT_LEAST <= alone <= _ALONE_AT_MOST
 
 
 def _slide(ordered: list[float], window: Sequence[float], size: int, newest: float) -> None:

@@ -20,6 +20,7 @@ from mp_agent.node.accounting.instruments import (
 from mp_agent.node.accounting.latest import LatestStep, OptimizerTracker, ReplicaTracker
 from mp_agent.node.accounting.layer_health import LayerHealth
 from mp_agent.node.accounting.learning import LearningTracker, LoopTracker, ParameterTracker
+from mp_agent.node.accounting.levels import NormGrowthTracker, RelapseTracker
 from mp_agent.node.accounting.loss import LossTracker
 from mp_agent.node.accounting.loss_scale import FloorSkips, LossScaleTracker, Misreadings
 from mp_agent.node.accounting.rank_losses import RankLossTracker
@@ -66,6 +67,8 @@ class Progress:
     collections: CollectionTracker = field(default_factory=CollectionTracker)
     batches: BatchTracker = field(default_factory=BatchTracker)
     rank_losses: RankLossTracker = field(default_factory=RankLossTracker)
+    relapse: RelapseTracker = field(default_factory=RelapseTracker)
+    norm_growth: NormGrowthTracker = field(default_factory=NormGrowthTracker)
 
     @property
     def trackers(self) -> Iterator[Tracker]:
@@ -107,6 +110,8 @@ class Progress:
             batches=self.batches.view(),
             loss_outliers=self.rank_losses.outliers,
             loss_level=self.rank_losses.level,
+            relapsed_steps=self.relapse.steps,
+            norm_growth=self.norm_growth.view(),
             collections=self.collections.views,
         )
 

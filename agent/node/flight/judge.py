@@ -162,6 +162,11 @@ class RunJudge:
             progress.losses.rising_steps >= limits["loss_rising_steps"],
             reference.lost_steps > 0,
             reference.lost_steps >= limits["loss_lost_steps"],
+            progress.relapse.steps > 0,
+            progress.norm_growth.growth >= limits["grad_norm_usual_growth"],
+            progress.batches.view(),
+            progress.rank_losses.outliers is not None,
+            progress.rank_losses.level is not None,
             learning.scaled_clip_steps >= limits["scaled_clip_steps"],
             *(
                 steps >= _LOW_STEPS

@@ -63,7 +63,23 @@ def test_a_single_odd_batch_is_no_spike_and_two_of_three_are():
     fold(watch, *noisy(200))
 
     assert fold(watch, 9.0, 2.0, 2.0, 9.0, 2.0, 2.0) == [False] * 6
-    assert fold(watch, 9.0, 2.0, 9.0) == [False, False, True]
+    assert fold(watch, 9.0, 9.0) == [True, True]
+
+
+def test_single_odd_losses_are_spikes_from_the_third_of_64_on():
+    watch = LossTracker()
+    fold(watch, *noisy(200))
+    once_in_ten = [9.0 if step % 10 == 5 else 2.0 for step in range(60)]
+
+    spikes = fold(watch, *once_in_ten)
+    assert [step for step, spiking in enumerate(spikes) if spiking] == [25, 35, 45, 55]
+
+
+def test_single_odd_losses_that_there_were_before_are_no_spikes():
+    random, watch = Random(5), LossTracker()
+    fold(watch, *(9.0 if random.random() < 0.1 else 2.0 for _ in range(200)))
+
+    assert not any(fold(watch, *(9.0 if step % 20 == 5 else 2.0 for step in range(100))))
 
 
 def test_healthy_noise_with_heavy_tails_makes_few_spikes():

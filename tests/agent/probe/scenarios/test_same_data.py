@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from mp_agent.alerting.conditions.batches import CONDITIONS, OF_RANK_LOSSES
+from mp_agent.alerting.conditions import batches, rank_losses
 from mp_agent.node.run.run import Run
 from mp_agent.ring import locations, reader
 from mp_agent.settings import Settings
@@ -29,10 +29,8 @@ ONSET = 40
 LATE = 100
 WITHIN_STEPS = 64
 RANKS = 2
-OURS = {condition.name for condition in (*CONDITIONS, *OF_RANK_LOSSES)}
-SAME, SHARED, SINGLE, OUTLIERS, UNLIKE = [condition.name for condition in CONDITIONS] + [
-    condition.name for condition in OF_RANK_LOSSES
-]
+OURS = [condition.name for condition in (*batches.CONDITIONS, *rank_losses.CONDITIONS)]
+SAME, SHARED, SINGLE, OUTLIERS, UNLIKE = OURS
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -78,7 +76,7 @@ def overfitted() -> Iterator[Batch]:
 
 
 def drawn(stuck_from: int = 10**6) -> Iterator[Batch]:
-    """Draw batches without a loader; the generator is seeded anew from a step on."""
+    """Draw batches without a loader; from a step on the generator is seeded for each."""
     data, generator = samples(), torch.Generator().manual_seed(1)
     for step in itertools.count():
         if step >= stuck_from:
@@ -159,7 +157,7 @@ def fired(run: Run) -> set[str]:
         for series, count in shown(run).items()
         if series.startswith(start) and count
     }
-    return names & OURS
+    return names.intersection(OURS)
 
 
 @pytest.fixture
@@ -201,7 +199,7 @@ def test_nothing_is_found_in_healthy_batches(first_fired, name):
     assert first_fired(HEALTHY[name], 2 * STEPS)[0] == set()
 
 
-def of_ranks(case: str, rank: int) -> Iterator[Batch]:
+def of_rank(case: str, rank: int) -> Iterator[Batch]:
     """Return the batches of one rank."""
     if case == "no sampler":
         return forever(DataLoader(samples(), batch_size=8))
@@ -249,7 +247,7 @@ def _train_wrapped(case: str, rank: int) -> None:
     model = DistributedDataParallel(make_model())
     labelled = "labels" in case or case == "odd batches"
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05 if labelled else 0.001)
-    for ids, classes in itertools.islice(of_ranks(case, rank), 200 if labelled else STEPS):
+    for ids, classes in itertools.islice(of_rank(case, rank), 200 if labelled else STEPS):
         optimizer.zero_grad()
         cross_entropy(model(ids), classes).backward()
         optimizer.step()
