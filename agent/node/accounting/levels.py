@@ -103,6 +103,8 @@ class NormGrowthTracker(Tracker):
     """The lowest level so far."""
     rate: float | None = None
     """The learning rate at that level."""
+    unexploded_steps: int = 0
+    """Steps since the last that counts as an explosion, which has an alert of its own."""
     growth: float = 0.0
     """The lower of the last two medians, divided by the lowest level; 0 where not comparable."""
 
@@ -110,6 +112,8 @@ class NormGrowthTracker(Tracker):
         """Add the norm of a closed step; none that clipping has made, nor of several models."""
         progress = context.progress
         norm = dict(judged_norms(step)).get(MAIN, 0.0)
+        explosion = progress.norms.exploded.get(MAIN, 0.0) > context.thresholds["grad_norm_high"]
+        self.unexploded_steps = 0 if explosion else self.unexploded_steps + 1
         if progress.misreadings.clipped or progress.losses.reference.other_models:
             self.growth = 0.0
         elif norm > 0.0:
@@ -136,4 +140,5 @@ class NormGrowthTracker(Tracker):
         now = min(self.levels[-2:])
         comparable = rate is None or self.rate is None or rate <= _RATE_GROWTH * self.rate
         above = now >= _ABOVE_INITIAL * self.initial
+        comparable &= self.unexploded_steps >= 2 * _NORM_BLOCK_STEPS
         self.growth = now / self.lowest if comparable and above else 0.0

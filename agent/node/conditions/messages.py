@@ -60,7 +60,7 @@ def described(
     condition, level = finding.condition, finding.level
     ago_seconds = observation.now_seconds - finding.since_seconds
     labels = {"run": observation.view.identity.run, **finding.labels}
-    place, since_step = _place(finding, observation.view, labels)
+    place, since_step = _place(finding, observation.view, labels, lookup)
     return ActiveCondition(
         name=condition.name,
         severity=finding.severity,
@@ -114,7 +114,7 @@ def log_event(event: StoredConditionEvent) -> None:
 
 
 def _place(
-    finding: Finding, view: RunView, labels: Mapping[str, str]
+    finding: Finding, view: RunView, labels: Mapping[str, str], lookup: Lookup
 ) -> tuple[dict[str, str], int]:
     """Return rank, layer and phase, as far as they are known, and the first step.
 
@@ -127,7 +127,14 @@ def _place(
         updated = finding.condition.name == NAN_UPDATES
         return place, finding.since_step if updated else min(first.step, finding.since_step)
     place = {name: labels.get(name, "") for name in ("rank", "layer", "phase")}
+    place["rank"] = place["rank"] or _only_rank(finding.level, lookup)
     return place, int(labels.get("step", finding.since_step))
+
+
+def _only_rank(level: Level, lookup: Lookup) -> str:
+    """Return the rank that the description names, if it is one alone."""
+    named = [series for metric in _named(level) for series in lookup(metric) if "rank" in series]
+    return named[0]["rank"] if len(named) == 1 else ""
 
 
 def _named(level: Level) -> Iterable[str]:
