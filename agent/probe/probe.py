@@ -17,9 +17,14 @@ from mp_agent.probe.hooks import updates
 from mp_agent.probe.hooks.phases import install_teardown
 from mp_agent.probe.instruments.activations import ActivationSampling, StepActivations
 from mp_agent.probe.instruments.attention import AttentionSampling, StepAttention
-from mp_agent.probe.instruments.batches import Batches, Loaders
 from mp_agent.probe.instruments.fp8 import Fp8Sampling, StepFp8
-from mp_agent.probe.instruments.instrument import ForwardStart, Instrument, Instruments
+from mp_agent.probe.instruments.instrument import (
+    Batches,
+    ForwardStart,
+    Instrument,
+    Instruments,
+    Loaders,
+)
 from mp_agent.probe.instruments.local_gradients import LocalGradients
 from mp_agent.probe.instruments.logprobs import StepLogprobs
 from mp_agent.probe.instruments.routers import RouterSampling, StepRouters
@@ -88,7 +93,13 @@ class Probe:
         self._logprobs = StepLogprobs(self._registry.note_unsupported)
         loaders = Loaders()
         chosen = [
-            Batches(self._shield.run, self._in_training, loaders),
+            Batches(
+                self._shield.run,
+                self._in_training,
+                loaders,
+                model=lambda: self._registry.root,
+                sequence=lambda: self._context.step.sequence,
+            ),
             *self._of_forward_passes(settings),
             self._tensors,
             self._logprobs,

@@ -303,16 +303,17 @@ def _check_step(report: NodeReport, step: NodeStep) -> None:
         if bool(value.count) == isnan(value.value):
             raise ReportError(f"{what} has the value {value.value} of {value.count} observations")
     nonfinite = step.nonfinite_gradients
-    evidence = (step.nonfinite_loss_ranks, () if nonfinite is None else nonfinite.ranks)
-    samples = (*step.samples, *step.batches)
-    for ranks in (*evidence, *(sample.ranks for sample in samples)):
+    evidence: tuple[Ranks, ...] = (step.nonfinite_loss_ranks,)
+    evidence += () if nonfinite is None else (nonfinite.ranks,)
+    evidence += (*(own.ranks for own in step.samples), *(own.ranks for own in step.batches))
+    for ranks in evidence:
         if not present.issuperset(ranks):
             raise ReportError(f"{what} names ranks that did not deliver it")
-    for sample in samples:
-        _finite(sample.digest, f"sample of {what}")
-    for own in (step.losses, step.batch_rows):
-        if own and len(own) != len(step.ranks):
-            raise ReportError(f"{what} has {len(step.ranks)} ranks, {len(own)} values")
+    for digest in (*(own.digest for own in step.samples), *(own.digest for own in step.batches)):
+        _finite(digest, f"sample of {what}")
+    for values in (step.losses, step.batch_rows):
+        if values and len(values) != len(step.ranks):
+            raise ReportError(f"{what} has {len(step.ranks)} ranks, {len(values)} values")
     for row in step.rows:
         _check_place(report, row, what)
         if not present.issuperset(row.ranks):

@@ -225,9 +225,7 @@ def train(model, x, y, epochs):
 """,
     remedy="Give the DataLoader `sampler=DistributedSampler(dataset)` and no `shuffle`, and call "
     "`sampler.set_epoch(epoch)` before each epoch.",
-    alert="",
-    no_alert="Gradients of the same samples on every rank are as finite and as large as others; "
-    "the probe sees no samples.",
+    alert="MpAgentRanksShareBatches",
     find=_find_unsharded_data,
 )
 

@@ -103,9 +103,7 @@ def train(model, x, y, optimizer, steps):
         optimizer.step()
 """,
     remedy="Make the iterator once, before the loop, or loop over the loader itself.",
-    alert="",
-    no_alert="Training on one batch looks like very good training; only a validation loss shows "
-    "it, which the probe does not know.",
+    alert="MpAgentSameBatch",
     find=_find_first_batch,
 )
 

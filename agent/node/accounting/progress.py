@@ -23,8 +23,12 @@ from mp_agent.node.accounting.learning import LearningTracker, LoopTracker, Para
 from mp_agent.node.accounting.levels import NormGrowthTracker, RelapseTracker
 from mp_agent.node.accounting.loss import LossTracker
 from mp_agent.node.accounting.loss_scale import FloorSkips, LossScaleTracker, Misreadings
-from mp_agent.node.accounting.rank_losses import RankLossTracker
-from mp_agent.node.accounting.ranks import Pace, ReductionTracker, StragglerTracker
+from mp_agent.node.accounting.ranks import (
+    Pace,
+    RankLossTracker,
+    ReductionTracker,
+    StragglerTracker,
+)
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.node.accounting.windows import NormWindows
 from mp_agent.records.merged import MergedStep, StepTransition

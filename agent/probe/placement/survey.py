@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -192,9 +193,14 @@ def _dimensions_of(mesh: DeviceMesh, home: frozenset[int]) -> set[int] | None:
     return None
 
 
-def _has_sequence_dimension(mesh: DeviceMesh) -> bool:
-    words = re.split(r"[^a-z]+", " ".join(mesh.mesh_dim_names or ()).lower())
-    return not _SEQUENCE.isdisjoint(words)
+def _group_names(meshes: Iterable[DeviceMesh]) -> Iterator[str]:
+    """Yield the names of the dimensions of meshes, and of all process groups of several ranks."""
+    for mesh in meshes:
+        yield from mesh.mesh_dim_names or ()
+    world = getattr(distributed_c10d, "_world", None)
+    for group in tuple(getattr(world, "pg_map", ())):
+        if group.size() > 1:
+            yield str(getattr(group, "group_desc", ""))
 
 
 _SEQUENCE = frozenset({"cp", "sp", "context", "sequence", "seq", "ulysses", "ring"})
@@ -238,7 +244,10 @@ class Survey:
         parameters = () if root is None else tuple(nn.Module.parameters(root))
         self._tensor_parallel = TensorParallelMeshes(parameters, fsdp=self._fsdp)
         meshes = {each.device_mesh for each in parameters if isinstance(each, DTensor)}
-        self._splits_sequences = any(map(_has_sequence_dimension, meshes))
+        self._splits_sequences = any(
+            not _SEQUENCE.isdisjoint(re.split(r"[^a-z]+", name.lower()))
+            for name in _group_names(meshes)
+        )
 
     def placement_of(self, name: str, parameter: torch.Tensor) -> ParameterPlacement:
         """Return this rank's share of the parameter called `name`. Enters no collective."""
@@ -258,8 +267,8 @@ class Survey:
     def _data_ranks(self, grid: Grid) -> frozenset[int]:
         """Return the ranks along the axes of wrappers that average gradients.
 
-        None where a mesh has a dimension along which sequences are split: ranks along it may get
-        the same data, and FSDP2 takes them for its own.
+        None where ranks may split sequences, as groups are named: these get the same data, and
+        FSDP2 takes them for its own.
         """
         if any(axis.source in _MEGATRON_DATA for axis in grid.axes):
             return frozenset(megatron.data_ranks())

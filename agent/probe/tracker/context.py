@@ -5,8 +5,7 @@ from threading import get_ident
 
 from torch.amp import GradScaler
 
-from mp_agent.probe.instruments.batches import Loaders
-from mp_agent.probe.instruments.instrument import Instruments
+from mp_agent.probe.instruments.instrument import Instruments, Loaders
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.roles import Role, WatchedOptimizer

@@ -3,8 +3,8 @@
 from grafana.panel import Panel, Query, Row, View, help_of
 from grafana.queries import by_run, increase, series, worst_over_range
 from grafana.style import AGREEMENT
+from mp_agent.alerting.conditions.batches import RANK_LOSS_OUTLIERS, RANK_LOSS_UNLIKE
 from mp_agent.alerting.conditions.nonfinite import LOSS_NONFINITE, RANK_NONFINITE
-from mp_agent.alerting.conditions.rank_losses import RANK_LOSS_OUTLIERS, RANK_LOSS_UNLIKE
 from mp_agent.alerting.conditions.ranks import REPLICA_DIVERGENCE
 
 _POINTS = 100

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from mp_agent.alerting.conditions import batches, rank_losses
+from mp_agent.alerting.conditions import batches
 from mp_agent.node.run.run import Run
 from mp_agent.ring import locations, reader
 from mp_agent.settings import Settings
@@ -29,7 +29,7 @@ ONSET = 40
 LATE = 100
 WITHIN_STEPS = 64
 RANKS = 2
-OURS = [condition.name for condition in (*batches.CONDITIONS, *rank_losses.CONDITIONS)]
+OURS = [condition.name for condition in (*batches.CONDITIONS, *batches.OF_RANK_LOSSES)]
 SAME, SHARED, SINGLE, OUTLIERS, UNLIKE = OURS
 
 Batch = tuple[torch.Tensor, torch.Tensor]
