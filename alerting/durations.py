@@ -30,7 +30,6 @@ DURATIONS = (
         seconds=3 * _MINUTE,
         meaning="how long a series keeps its last value when scrapes fail: two scrapes at one "
         "minute",
-        below="loss_scale_collapse_hold",
     ),
     Duration(
         name="birth_window",
@@ -43,45 +42,14 @@ DURATIONS = (
         meaning="lookback within which a page names the causes of an alert and its first step",
     ),
     Duration(
-        name="alive_window",
-        seconds=2 * _MINUTE,
-        meaning="time without a step after which a falling loss scale is not evaluated",
-    ),
-    Duration(
-        name="restart_window",
-        seconds=30 * _MINUTE,
-        meaning="how long a resumed run's scaler may recalibrate",
-    ),
-    Duration(
         name="loss_scale_window",
         seconds=10 * _MINUTE,
-        meaning="window in which changes of the loss scale are counted",
-        below="loss_scale_fall_window",
-    ),
-    Duration(
-        name="loss_scale_fall_window",
-        seconds=12 * _HOUR,
-        meaning="window for a slow fall of the loss scale",
+        meaning="how long repeated decreases of the loss scale are reported",
     ),
     Duration(
         name="loss_scale_keep",
         seconds=10 * _MINUTE,
         meaning="how long a loss scale alert continues after its condition",
-    ),
-    Duration(
-        name="loss_scale_collapse_hold",
-        seconds=4 * _MINUTE,
-        meaning="how long a collapsed loss scale must last: longer than the rest of an attempt",
-    ),
-    Duration(
-        name="loss_scale_reduced_hold",
-        seconds=15 * _MINUTE,
-        meaning="how long a loss scale below loss_scale_reduced must last",
-    ),
-    Duration(
-        name="loss_scale_very_low_hold",
-        seconds=10 * _MINUTE,
-        meaning="how long a loss scale below loss_scale_very_low must last",
     ),
     Duration(
         name="floor_window",
@@ -91,13 +59,7 @@ DURATIONS = (
     Duration(
         name="overflow_window",
         seconds=15 * _MINUTE,
-        meaning="window for the share of skipped steps",
-        below="overflow_long_window",
-    ),
-    Duration(
-        name="overflow_long_window",
-        seconds=2 * _HOUR,
-        meaning="window for the share of skipped steps if steps are slow",
+        meaning="how long it is reported that too many steps were skipped",
     ),
     Duration(
         name="explosion_window",
@@ -105,64 +67,14 @@ DURATIONS = (
         meaning="how long a step with an exploding gradient is reported",
     ),
     Duration(
-        name="explosion_hold",
-        seconds=15.0,
-        meaning="delay for a high gradient norm: two evaluations",
-    ),
-    Duration(
-        name="vanishing_low_hold",
-        seconds=30 * _MINUTE,
-        meaning="how long a norm below grad_norm_low must last",
-    ),
-    Duration(
-        name="vanishing_very_low_hold",
-        seconds=10 * _MINUTE,
-        meaning="how long a norm below grad_norm_very_low must last",
-    ),
-    Duration(
-        name="vanishing_hold",
-        seconds=2 * _MINUTE,
-        meaning="how long a norm below grad_norm_vanished must last",
-    ),
-    Duration(
-        name="underflow_hold",
-        seconds=5 * _MINUTE,
-        meaning="how long too many layers must underflow: several samples",
-    ),
-    Duration(
         name="layer_keep",
         seconds=10 * _MINUTE,
         meaning="how long an alert on layers continues after the sample that ended it",
     ),
     Duration(
-        name="headroom_hold",
-        seconds=5 * _MINUTE,
-        meaning="how long gradients must not fit into FP16: several samples",
-    ),
-    Duration(
-        name="update_hold",
-        seconds=5 * _MINUTE,
-        meaning="how long updates must be lost, or epsilon be unsafe: several samples",
-    ),
-    Duration(
-        name="tensor_hold",
-        seconds=5 * _MINUTE,
-        meaning="how long a watched tensor must lose terms, or be imbalanced",
-    ),
-    Duration(
-        name="loss_trend_window",
-        seconds=5 * _MINUTE,
-        meaning="window whose mean loss is compared with that of the window before",
-    ),
-    Duration(
         name="vanishing_keep",
         seconds=10 * _MINUTE,
         meaning="how long an alert on small gradients continues while the loss seems to fall",
-    ),
-    Duration(
-        name="untrained_hold",
-        seconds=2 * _MINUTE,
-        meaning="how long steps must appear to train nothing, unless that is certain",
     ),
     Duration(
         name="loss_spike_window",

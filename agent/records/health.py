@@ -40,6 +40,9 @@ class LossHistory:
     """A loss above it is unusual."""
     trend: float | None = None
     """Rise from one long window to the next, in deviations."""
+    fall: float | None = None
+    """Fall of the mean from the earlier half of the last losses to the later one, in standard
+    deviations of the latter."""
     rising_steps: int = 0
     """Consecutive losses for which that rise was above its limit."""
     best: float | None = None
@@ -57,6 +60,8 @@ class LossScaleHistory:
     calibrated: float | None = None
     """The first one after `calibration_steps` of the attempt."""
     consecutive_decreases: int = 0
+    low_steps: Mapping[str, int] = field(default_factory=dict)
+    """Threshold → consecutive steps after calibration with a scale that is low by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,3 +288,5 @@ class NormGrowth:
     growth: float
     lowest: float
     usual: float
+    sustained_steps: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Threshold → name → steps over which every sample was beyond it."""

@@ -264,6 +264,10 @@ class StepTransition:
     """If this step was skipped at the scale's floor: so many were within `floor_skip_steps`."""
     loss_outliers: bool = False
     """Whether one rank has single losses far above all that the others had lately."""
+    scale_lowered_again: bool = False
+    """Whether this step's decrease of the loss scale is one of too many in a row."""
+    overflow_bounds: Sequence[str] = ()
+    """If this step was skipped: names of the thresholds that the share of skipped ones exceeds."""
     loss_spiking: bool = False
     """Whether the loss of this step belongs to a spike."""
     exploded: Mapping[str, float] = field(default_factory=dict)

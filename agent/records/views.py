@@ -154,6 +154,8 @@ class RunView:
     straggler: Straggler | None = None
     laggards: tuple[Laggard, ...] = ()
     layers: TroubledLayers | None = None
+    sustained_steps: Mapping[str, int] = field(default_factory=dict)
+    """Limit → steps over which every sample was beyond it."""
     """None before any layer was sampled."""
     without_gradient: LayersWithoutGradient | None = None
     """None before enough steps."""

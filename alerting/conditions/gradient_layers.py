@@ -3,7 +3,7 @@
 from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above, less_below
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import happened, standing
+from mp_agent.alerting.conditions.guards import happened, sustained
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions.terms import (
     Compare,
@@ -11,6 +11,7 @@ from mp_agent.alerting.expressions.terms import (
     Predicate,
     Series,
     Where,
+    all_of,
     any_of,
     limit,
     unless,
@@ -21,7 +22,6 @@ from mp_agent.alerting.remedies import FP16, Remedy
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metrics import gradient_layers, training
 
-_HOLD = duration("underflow_hold")
 _GRADIENT_UNDERFLOW_SHARE = Series(metric=gradient_layers.LAYERS_UNDERFLOWING)
 
 
@@ -46,16 +46,17 @@ GRADIENT_UNDERFLOW = Condition(
     levels=(
         Level(
             severity=Severity.WARNING,
-            when=unless(
-                Compare(_GRADIENT_UNDERFLOW_SHARE, ">", limit("underflow_layers")), standing(_HOLD)
+            when=all_of(
+                Compare(_GRADIENT_UNDERFLOW_SHARE, ">", limit("underflow_layers")),
+                sustained("underflow_layers"),
             ),
-            hold=_HOLD,
             keep=duration("layer_keep"),
             description="The gradients of {value|percent} of the layers of run {run} have far more "
             "zeros than at the start, or lie below FP16's smallest number."
             "{mp_agent_underflowing_layer_info| Among them: |layer}",
-            reason="The delay covers several samples, because a single batch can be unusual; "
-            "the alert lasts beyond some samples, between which the layers vary.",
+            reason="No delay: it takes all samples of sustained_steps steps, because a single "
+            "batch can be unusual; the alert lasts beyond some samples, between which the layers "
+            "vary.",
         ),
     ),
     quiet=(
@@ -335,13 +336,13 @@ NOTHING_TRAINED = Condition(
         Level(
             severity=Severity.WARNING,
             when=any_of(
-                _for(_PROBABLE, "untrained_steps"), _for("constant loss", "constant_loss_steps")
+                _for(_PROBABLE, "probably_untrained_steps"),
+                _for("constant loss", "constant_loss_steps"),
             ),
             counts_steps=True,
-            hold=duration("untrained_hold"),
             description=_NOTHING_TRAINED_TEXT,
-            reason="The node agent leaves out what a falling loss disproves, which takes it some "
-            "losses to see.",
+            reason="No delay: it takes so many steps, since the node agent leaves out what a "
+            "falling loss disproves, which takes it some losses to see.",
         ),
     ),
     quiet=(

@@ -3,12 +3,11 @@
 from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above, less_below
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import happened, loss_falling, standing, unjudgeable
-from mp_agent.alerting.durations import Duration, duration
+from mp_agent.alerting.conditions.guards import happened, loss_falling, sustained, unjudgeable
+from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions.terms import (
     Compare,
     Count,
-    Either,
     Joined,
     Limit,
     Number,
@@ -27,9 +26,6 @@ from mp_agent.alerting.remedies import CLIPS, CLIPS_NOT, FP16, Remedy
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metric import Metric
 from mp_agent.catalog.metrics import distribution, gradient_layers, gradients, run, training
-from mp_agent.catalog.metrics.gradient_layers import LAYERS_UNDERFLOWING
-from mp_agent.catalog.metrics.gradients import GRAD_ABS_MIN
-from mp_agent.catalog.metrics.training import LOSS_SCALE
 
 HIGH, EXTREME = limit("grad_norm_high"), limit("grad_norm_extreme")
 
@@ -128,15 +124,12 @@ GRADIENT_EXPLOSION = Condition(
                 happened(_steps_above(HIGH)),
                 unless(_tamed(HIGH), happened(_steps_above(EXTREME))),
             ),
-            hold=duration("explosion_hold"),
             description=describe(HIGH),
-            reason="Two evaluations must see it; the counter keeps the step visible for "
-            "explosion_window.",
+            reason="No delay: the counter keeps the step visible for explosion_window.",
         ),
         Level(
             severity=Severity.INFO,
             when=all_of(happened(_steps_above(HIGH)), _tamed(HIGH)),
-            hold=duration("explosion_hold"),
             description=describe(HIGH, CONTAINED),
             reason="As for the warning, which it replaces.",
         ),
@@ -185,49 +178,36 @@ GRADIENT_EXPLOSION = Condition(
 )
 
 
-_STEPS = Number(3)
-"""Below which a step or two say nothing."""
-_HIGHEST_NORM = Either(
-    Series(metric=gradients.GRAD_NORM_WINDOW_MAX), Series(metric=gradients.GRAD_NORM)
-)
-"""Steps slower than the window leave it empty; then the last norm is the highest."""
+_NORM = Series(metric=gradients.GRAD_NORM)
 
 
-def _below(bound: Limit) -> tuple[Predicate, Predicate]:
-    """Return what to hold, and the excuse that every level accepts.
-
-    Of a run that hangs after a step with a tiny norm nothing more is known than that step.
-    """
-    steps = Series(
-        metric=gradient_layers.GRAD_NORM_BELOW, where=(Where("limit", "=", bound.threshold.name),)
-    )
-    below = all_of(Compare(_HIGHEST_NORM, "<", bound), Compare(steps, ">=", _STEPS))
+def _below(name: str) -> tuple[Predicate, Predicate]:
+    """Return what to have for so many steps, and the excuse that every level accepts."""
+    steps = Series(metric=gradient_layers.GRAD_NORM_BELOW, where=(Where("limit", "=", name),))
+    below = all_of(Compare(_NORM, "<", limit(name)), Compare(steps, ">=", limit(f"{name}_steps")))
     return below, unjudgeable()
 
 
 def _small_by_nature() -> Predicate:
     """Return whether the norm is close to its largest value so far: the loss has small units."""
     return Compare(
-        _HIGHEST_NORM, ">", limit("grad_norm_fall") * Series(metric=gradient_layers.GRAD_NORM_PEAK)
+        _NORM, ">", limit("grad_norm_fall") * Series(metric=gradient_layers.GRAD_NORM_PEAK)
     )
 
 
-def _description(bound: Limit, hold: Duration) -> str:
+def _description(name: str) -> str:
     return (
-        "The gradient norm of run {run} has been below "
-        f"<{bound.threshold.name}> for <{hold.name}>; it is {{value|number}}."
+        f"The gradient norm of run {{run}} has been below <{name}> for <{name}_steps> steps or "
+        "more; it is {value|number}."
     )
 
 
 _REASON = (
-    "The weaker the evidence, the longer the delay: small norms are often temporary, and a step "
-    "above the limit within window_seconds resets the delay."
+    "No delay: it takes so many steps, more the weaker the evidence, since small norms are often "
+    "temporary; a single step above the limit starts anew."
 )
-_LOW, _LOW_HOLD = limit("grad_norm_low"), duration("vanishing_low_hold")
-_VERY_LOW, _VERY_LOW_HOLD = limit("grad_norm_very_low"), duration("vanishing_very_low_hold")
 _KEEP = duration("vanishing_keep")
 """Noise of the loss looks now and then as if something were learned."""
-_VANISHED, _GRADIENT_VANISHING_HOLD = limit("grad_norm_vanished"), duration("vanishing_hold")
 
 
 GRADIENT_VANISHING = Condition(
@@ -251,33 +231,30 @@ GRADIENT_VANISHING = Condition(
                 now="save a checkpoint, and stop: the run learns nothing",
                 updated=UPDATED,
             ),
-            when=unless(*_below(_VANISHED), loss_falling(), _small_by_nature()),
-            hold=_GRADIENT_VANISHING_HOLD,
+            when=unless(*_below("grad_norm_vanished"), loss_falling(), _small_by_nature()),
             keep=_KEEP,
             reason=_REASON,
-            description=_description(_VANISHED, _GRADIENT_VANISHING_HOLD),
+            description=_description("grad_norm_vanished"),
         ),
         Level(
             severity=Severity.WARNING,
-            when=unless(*_below(_VERY_LOW), loss_falling(), _small_by_nature()),
-            hold=_VERY_LOW_HOLD,
+            when=unless(*_below("grad_norm_very_low"), loss_falling(), _small_by_nature()),
             keep=_KEEP,
             reason=_REASON,
-            description=_description(_VERY_LOW, _VERY_LOW_HOLD),
+            description=_description("grad_norm_very_low"),
         ),
         Level(
             severity=Severity.INFO,
-            when=unless(*_below(_LOW)),
-            hold=_LOW_HOLD,
+            when=unless(*_below("grad_norm_low")),
             reason=_REASON,
-            description=_description(_LOW, _LOW_HOLD),
+            description=_description("grad_norm_low"),
         ),
     ),
     quiet=(
         "zeros left by clipping after an Inf",
         "a run that hangs after a step with a tiny norm",
         "merged steps without one rank",
-        "low norms with a healthy step every few minutes",
+        "low norms with a healthy step now and then",
     ),
     follows_from=("MpAgentNothingTrained",),
     needs=((Quantity.GRAD_NORM,),),
@@ -309,16 +286,6 @@ GRADIENT_VANISHING = Condition(
 )
 
 
-_GRADIENT_AT_FLOOR_HOLD = duration("underflow_hold")
-_FLOOR = 2.0**-24
-"""FP16's smallest number above zero."""
-_SMALLEST = Series(metric=GRAD_ABS_MIN) * Series(metric=LOSS_SCALE)
-_AT_FLOOR = all_of(
-    Compare(_SMALLEST, ">=", Number(0.999 * _FLOOR)),
-    Compare(_SMALLEST, "<=", Number(1.001 * _FLOOR)),
-)
-
-
 GRADIENT_AT_FLOOR = Condition(
     name="MpAgentGradientAtFloor",
     summary="Small gradients are lost below FP16's smallest number.",
@@ -340,22 +307,14 @@ GRADIENT_AT_FLOOR = Condition(
     levels=(
         Level(
             severity=Severity.INFO,
-            when=unless(
-                all_of(_AT_FLOOR, Compare(Series(metric=LAYERS_UNDERFLOWING), ">", Number(0))),
-                standing(_GRADIENT_AT_FLOOR_HOLD),
-            ),
-            hold=_GRADIENT_AT_FLOOR_HOLD,
+            when=sustained("fp16_floor"),
             description="The smallest gradients of run {run} lie at FP16's smallest number, and "
             "some layers have far more zeros than at the start: what was smaller was lost.",
-            reason="Several looks must see it, since a batch can be odd.",
+            reason="No delay: all samples of sustained_steps steps must see it, since a batch can "
+            "be odd.",
         ),
     ),
-    quiet=(
-        "smallest gradients at FP16's smallest number, and no more zeros than at the start",
-        "more zeros, but smallest gradients well above FP16's smallest number: sparsity",
-        "smallest gradients below FP16's smallest number: those of layers that run in FP32",
-        "a run that hung after a single look at an odd batch",
-    ),
+    quiet=("a few samples of odd batches",),
     needs=((Quantity.LOSS_SCALE, Quantity.SMALLEST),),
     guidance=Guidance(
         harm="A small part of the gradient is rounded to zero in some layers; the run goes on. "
@@ -380,7 +339,6 @@ GRADIENT_AT_FLOOR = Condition(
 
 
 _FLUSHED = Series(metric=distribution.GRAD_FP16_FLUSHED, where=(Where("scale", "=", "in_force"),))
-_HEADROOM = Series(metric=gradients.GRAD_FP16_HEADROOM, aggregate="min")
 
 
 HEADROOM_VANISHING = Condition(
@@ -404,12 +362,12 @@ HEADROOM_VANISHING = Condition(
             severity=Severity.INFO,
             when=all_of(
                 Compare(_FLUSHED, ">", limit("fp16_flushed")),
-                Compare(_HEADROOM, "<", limit("fp16_headroom_bits")),
+                sustained("fp16_flushed"),
             ),
-            hold=duration("headroom_hold"),
             description="No loss scale suits run {run} any more: {value|percent} of the gradients "
             "are lost below FP16's smallest number, and the next doubling of the scale overflows.",
-            reason="The delay covers several samples, because a single batch can be unusual.",
+            reason="No delay: it takes all samples of sustained_steps steps, because a single "
+            "batch can be unusual.",
         ),
     ),
     quiet=(

@@ -10,7 +10,6 @@ from mp_agent.alerting.expressions.terms import (
     Length,
     Number,
     Predicate,
-    Recorded,
     Seen,
     Series,
     Signal,
@@ -21,7 +20,7 @@ from mp_agent.alerting.expressions.terms import (
     unless,
 )
 from mp_agent.catalog.metric import Metric
-from mp_agent.catalog.metrics import gradients, ranks, run
+from mp_agent.catalog.metrics import gradient_layers, gradients, ranks, run, training
 from mp_agent.records.steps import Phase
 
 _ZERO = Number(0)
@@ -32,27 +31,9 @@ def at_target(metric: Metric, *where: Where) -> Series:
     return Series(metric=metric, where=where, keep=TARGET_LABELS)
 
 
-_TREND = duration("loss_trend_window")
 _TRAINING = "|".join(
     phase.name.lower() for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 )
-
-
-def calibrated(window: Duration) -> Predicate:
-    """Return whether GradScaler's search for its scale was over before the window.
-
-    By the steps of this attempt: a job resumed at step 90 000 starts a new search with a new
-    scaler, and a trainer may give its epoch as the step.
-    """
-    signal = Series(metric=run.ATTEMPT_STEP, aggregate="min", over=("min_over_time", window))
-    lowest = Recorded(f"run:mp_agent_attempt_step:min_{window.name}", signal)
-    return Compare(lowest, ">", limit("calibration_steps"))
-
-
-def restarted() -> Predicate:
-    """Return whether the job was resumed a while ago: its scaler may calibrate again."""
-    resets = Series(metric=run.ATTEMPT_STEP, over=("resets", duration("restart_window")))
-    return Compare(Recorded("run:mp_agent_attempt_step:resets", resets), ">", _ZERO)
 
 
 _USUAL = Series(metric=ranks.STEP_USUAL)
@@ -111,14 +92,14 @@ def stopped(
 
 def loss_falling() -> Predicate:
     """Return whether the loss falls by more than it jumps about: the run learns."""
-    before = Series(metric=run.LOSS, over=("avg_over_time", _TREND), before=(_TREND,))
-    recent = Series(metric=run.LOSS, over=("avg_over_time", _TREND))
-    jumps = Series(metric=run.LOSS, over=("stddev_over_time", _TREND))
-    return Compare(
-        Recorded("run:mp_agent_loss:fall", before - recent),
-        ">",
-        Recorded("run:mp_agent_loss:stddev", jumps),
-    )
+    return Compare(Series(metric=training.LOSS_FALL, aggregate="min"), ">", Number(1))
+
+
+def sustained(name: str) -> Predicate:
+    """Return whether all samples of a while were beyond a limit."""
+    where = (Where("limit", "=", name),)
+    steps = Series(metric=gradient_layers.SUSTAINED_STEPS, where=where)
+    return Compare(steps, ">=", limit("sustained_steps"))
 
 
 def active() -> Compare:

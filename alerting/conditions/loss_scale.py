@@ -3,57 +3,36 @@
 from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above, less_below
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import calibrated, happened, restarted, standing
+from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.conditions.overflows import (
     OVERFLOW_CAUSES,
     OVERFLOW_REMEDIES,
     WHY_OVERFLOW_ENDS,
 )
-from mp_agent.alerting.durations import Duration, duration
+from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions.terms import (
     Compare,
     Count,
     Joined,
-    Limit,
-    Predicate,
-    Recorded,
+    Seen,
     Series,
+    Where,
     all_of,
     any_of,
     limit,
-    unless,
 )
 from mp_agent.alerting.first_line import UPDATED, Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metrics import training
 
-WINDOW = duration("loss_scale_window")
 SCALE = Series(metric=training.LOSS_SCALE, aggregate="min")
-CALIBRATED = Series(metric=training.LOSS_SCALE_CALIBRATED)
-INITIAL = Series(metric=training.LOSS_SCALE_INITIAL)
-FALLEN = Compare(SCALE, "<=", limit("loss_scale_share_of_calibrated") * CALIBRATED)
-"""Three times halved since calibration: a halving or two come and go in any healthy run."""
-DECREASES = Recorded(
-    "run:mp_agent_loss_scale_decreases:increase",
-    Count(metric=training.LOSS_SCALE_DECREASES, window=WINDOW),
-)
-
-_ALIVE = duration("alive_window")
+_WINDOW = duration("loss_scale_window")
 
 
-def hung() -> Predicate:
-    """Return whether the run has ceased to make steps: its scale says nothing new."""
-    return standing(_ALIVE)
-
-
-def after_calibration(*claims: Predicate) -> Joined:
-    """Hold claims on the scale of a run that makes steps, long after its calibration."""
-    return unless(all_of(*claims, calibrated(WINDOW)), restarted(), hung())
-
-
-_LIMIT = limit("loss_scale_decreases_in_row")
-_IN_ROW = Series(metric=training.LOSS_SCALE_CONSECUTIVE_DECREASES)
+def _steps(name: str) -> Series:
+    """Return on how many steps in a row the scale was low by a threshold."""
+    return Series(metric=training.LOSS_SCALE_LOW_STEPS, where=(Where("limit", "=", name),))
 
 
 LOSS_SCALE_CONSECUTIVE_DECREASES = Condition(
@@ -68,25 +47,20 @@ LOSS_SCALE_CONSECUTIVE_DECREASES = Condition(
     levels=(
         Level(
             severity=Severity.WARNING,
-            when=after_calibration(
-                Compare(_IN_ROW, ">=", _LIMIT), Compare(DECREASES, ">=", _LIMIT)
-            ),
+            when=happened(Count(metric=training.LOSS_SCALE_LOWERED_AGAIN, window=_WINDOW)),
             keep=duration("loss_scale_keep"),
-            description="The loss scale of run {run} was lowered {value|count} consecutive "
-            "times in the last <loss_scale_window>.",
+            description="The loss scale of run {run} was lowered <loss_scale_decreases_in_row> or "
+            "more consecutive times within <loss_scale_change_steps> steps.",
             reason="No delay: five decreases do not occur by chance; the alert lasts beyond the "
             "first increase, which a sixth decrease may follow.",
         ),
     ),
     quiet=(
         "four decreases, then one growth",
-        "five decreases over an hour and a half",
+        "five decreases, far apart",
         "a scale of short growth intervals that goes up and down every minute",
         "calibration from 65536 to 1024",
-        "calibration after a resume at an earlier step under the same node agent",
-        "calibration after a resume at step 90 000 under a new node agent",
-        "calibration of the next attempt, which counts its steps from 1 and makes few of them",
-        "a run that hung while the scale was falling",
+        "calibration of the next attempt",
     ),
     follows_from=("MpAgentLossScaleAtFloor", "MpAgentLossScaleFarBelowInitial"),
     needs=((Quantity.LOSS_SCALE,),),
@@ -168,14 +142,6 @@ LOSS_SCALE_AT_FLOOR = Condition(
 )
 
 
-_SHARE = limit("loss_scale_share_of_initial")
-_FAR_BELOW = Compare(SCALE, "<", _SHARE * INITIAL)
-_SINCE_CALIBRATION = any_of(
-    Compare(CALIBRATED, ">=", _SHARE * INITIAL), Compare(SCALE, "<", _SHARE * CALIBRATED)
-)
-"""Where calibration itself had ended so low, the rest of the fall is no collapse."""
-
-
 LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
     name="MpAgentLossScaleFarBelowInitial",
     summary="The loss scale has collapsed since calibration.",
@@ -193,25 +159,29 @@ LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
                 now="save a checkpoint, before the scale reaches its floor",
                 updated=UPDATED,
             ),
-            when=unless(
-                all_of(_FAR_BELOW, FALLEN, _SINCE_CALIBRATION),
-                hung(),
+            when=all_of(
+                Seen(SCALE),
+                Compare(
+                    _steps("loss_scale_share_of_initial"),
+                    ">=",
+                    limit("loss_scale_collapsed_steps"),
+                ),
             ),
-            hold=duration("loss_scale_collapse_hold"),
             keep=duration("loss_scale_keep"),
             description="The loss scale of run {run} has fallen to {value|number}, less than "
-            "<loss_scale_share_of_initial> of its initial value.",
-            reason="The delay distinguishes a continuing run from a hung one; the alert lasts "
-            "beyond increases between two decreases.",
+            "<loss_scale_share_of_initial> of its initial value, for "
+            "<loss_scale_collapsed_steps> steps or more.",
+            reason="No delay: it takes loss_scale_collapsed_steps steps; the alert lasts beyond "
+            "increases between two decreases.",
         ),
     ),
     quiet=(
         "calibration that overshoots to 512 and recovers",
         "calibration that ends at 64: low, but no collapse",
-        "a scale that falls from 512, where calibration had left it, to 64 within an hour",
+        "a scale that falls from 512, where calibration had left it, to 64",
         "one halving of a scale that was just above the limit after calibration",
-        "a resumed run that repeats its calibration",
-        "a dip of a minute",
+        "calibration of the next attempt",
+        "a dip of some steps",
         "a run that hung right after its scale fell",
     ),
     follows_from=("MpAgentLossScaleAtFloor", "MpAgentGradientExplosion", "MpAgentLearningRateJump"),
@@ -234,18 +204,14 @@ LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
 )
 
 
-_REDUCED, _REDUCED_HOLD = limit("loss_scale_reduced"), duration("loss_scale_reduced_hold")
-_VERY_LOW, _VERY_LOW_HOLD = limit("loss_scale_very_low"), duration("loss_scale_very_low_hold")
+def _below(name: str) -> Joined:
+    return all_of(Seen(SCALE), Compare(_steps(name), ">=", limit(f"{name}_steps")))
 
 
-def _below(bound: Limit) -> Joined:
-    return after_calibration(Compare(SCALE, "<", bound), Compare(INITIAL, ">=", bound))
-
-
-def _description(bound: Limit, hold: Duration) -> str:
+def _description(name: str) -> str:
     return (
-        f"The loss scale of run {{run}} has been below <{bound.threshold.name}> for "
-        f"<{hold.name}>; it is {{value|number}}; the healthy range is 32768 to 65536."
+        f"The loss scale of run {{run}} has been below <{name}> for <{name}_steps> steps or more; "
+        "it is {value|number}; the healthy range is 32768 to 65536."
     )
 
 
@@ -261,30 +227,26 @@ LOSS_SCALE_LOW = Condition(
     levels=(
         Level(
             severity=Severity.WARNING,
-            when=_below(_VERY_LOW),
-            hold=_VERY_LOW_HOLD,
+            when=_below("loss_scale_very_low"),
             keep=duration("loss_scale_keep"),
-            description=_description(_VERY_LOW, _VERY_LOW_HOLD),
+            description=_description("loss_scale_very_low"),
             reason="A scale halves and recovers by design; only a scale that stays low is a "
             "problem, and a single increase does not end the alert.",
         ),
         Level(
             severity=Severity.INFO,
-            when=_below(_REDUCED),
-            hold=_REDUCED_HOLD,
+            when=_below("loss_scale_reduced"),
             keep=duration("loss_scale_keep"),
-            description=_description(_REDUCED, _REDUCED_HOLD),
-            reason="As for the warning, with a longer delay because it is less severe.",
+            description=_description("loss_scale_reduced"),
+            reason="As for the warning, over more steps because it is less severe.",
         ),
     ),
     quiet=(
-        "dips below both limits for a few minutes",
+        "dips below both limits for some hundred steps",
         "an initial scale of 4096 that stays",
         "an initial scale of 512 that stays",
-        "a long calibration of slow steps that ends high",
-        "calibration after a resume at an earlier step under the same node agent",
-        "calibration after a resume at step 90 000 under a new node agent",
-        "calibration of the next attempt, which counts its steps from 1 and makes few of them",
+        "a long calibration that ends high",
+        "calibration of the next attempt",
         "a run that hung with a low scale",
     ),
     follows_from=("MpAgentLossScaleAtFloor", "MpAgentLossScaleFarBelowInitial"),
@@ -310,17 +272,10 @@ LOSS_SCALE_LOW = Condition(
 )
 
 
-_LOW = limit("loss_scale_low")
-_LATELY = Series(
-    metric=training.LOSS_SCALE, over=("max_over_time", duration("loss_scale_fall_window"))
-)
-_FALLEN_LATELY = Compare(SCALE, "<=", limit("loss_scale_share_of_calibrated") * _LATELY)
-_NET_DECREASES = DECREASES - Count(metric=training.LOSS_SCALE_INCREASES, window=WINDOW)
-
 _DESCRIPTION = (
     "The loss scale of run {run} is {value|number}: below <loss_scale_low> and falling, by "
-    "<loss_scale_net_decreases> or more net decreases in the last <loss_scale_window>, or "
-    "within <loss_scale_fall_window> to <loss_scale_share_of_calibrated> of the calibrated "
+    "<loss_scale_net_decreases> or more net decreases within <loss_scale_change_steps> steps, or "
+    "within <loss_scale_fall_steps> steps to <loss_scale_share_of_calibrated> of the calibrated "
     "value."
 )
 
@@ -337,29 +292,22 @@ LOSS_SCALE_LOW_AND_FALLING = Condition(
     levels=(
         Level(
             severity=Severity.WARNING,
-            when=after_calibration(
-                Compare(SCALE, "<", _LOW),
-                any_of(
-                    Compare(_NET_DECREASES, ">=", limit("loss_scale_net_decreases")),
-                    all_of(FALLEN, _FALLEN_LATELY),
-                ),
-                Compare(INITIAL, ">=", _LOW),
+            when=all_of(
+                Seen(SCALE),
+                Compare(_steps("loss_scale_low"), ">=", limit("loss_scale_falling_steps")),
             ),
-            hold=duration("alive_window"),
             keep=duration("loss_scale_keep"),
-            reason="The delay distinguishes a continuing run from one that hung during the "
-            "fall; the alert lasts beyond pauses between two overflows.",
+            reason="No delay: it takes loss_scale_falling_steps steps, which a run that hung "
+            "during the fall does not make; the alert lasts beyond pauses between two overflows.",
             description=_DESCRIPTION,
         ),
     ),
     quiet=(
         "a sawtooth between 64 and 128",
         "calibration from 65536 to 64",
-        "calibration after a resume at step 90 000 under a new node agent",
-        "calibration after a resume at an earlier step under the same node agent",
-        "calibration of the next attempt, which counts its steps from 1 and makes few of them",
+        "calibration of the next attempt",
         "a run that hung while the scale was falling",
-        "a scale that fell before the recorded history, and has stayed at 64 for days",
+        "a scale that fell long ago, and has stayed at 64",
         "a scale of 64 after calibration from 512",
         "a run that starts below the limit on purpose",
     ),

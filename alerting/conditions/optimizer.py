@@ -3,12 +3,13 @@
 from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import happened
+from mp_agent.alerting.conditions.guards import happened, sustained
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions.terms import (
     Compare,
     Number,
     Series,
+    all_of,
     any_of,
     limit,
 )
@@ -41,13 +42,16 @@ ADAM_EPSILON_UNSAFE = Condition(
         Level(
             severity=Severity.WARNING,
             when=any_of(
-                Compare(_BELOW, ">", limit("adam_below_epsilon")),
+                all_of(
+                    Compare(_BELOW, ">", limit("adam_below_epsilon")),
+                    sustained("adam_below_epsilon"),
+                ),
                 Compare(_ADAM_EPSILON_UNSAFE_LOST, ">", Number(0)),
             ),
-            hold=duration("update_hold"),
             description="Adam's epsilon does not suit the second moments of run {run}: it is "
             "either above the root of most of them, or below the smallest number of their format.",
-            reason="The delay covers several samples: the first gradients can be tiny.",
+            reason="No delay: second moments below epsilon take all samples of sustained_steps "
+            "steps, since the first gradients can be tiny.",
         ),
     ),
     quiet=(
@@ -160,11 +164,13 @@ UPDATES_LOST = Condition(
     levels=(
         Level(
             severity=Severity.WARNING,
-            when=Compare(_UPDATES_LOST_LOST, ">", limit("updates_lost")),
-            hold=duration("update_hold"),
+            when=all_of(
+                Compare(_UPDATES_LOST_LOST, ">", limit("updates_lost")), sustained("updates_lost")
+            ),
             description="{value|percent} of the updates of 16-bit weights in run {run} do not "
             "change the weight: they are smaller than half the spacing of its format.",
-            reason="The delay covers several samples, and the first steps of a warm-up.",
+            reason="No delay: it takes all samples of sustained_steps steps, more than the first "
+            "steps of a warm-up.",
         ),
     ),
     quiet=(

@@ -3,27 +3,19 @@
 from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import calibrated, restarted
-from mp_agent.alerting.durations import Duration, duration
+from mp_agent.alerting.conditions.guards import happened
+from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions.terms import (
-    Arithmetic,
     Compare,
     Count,
-    Joined,
-    Limit,
-    Predicate,
-    Recorded,
-    Signal,
-    all_of,
+    Where,
     any_of,
     limit,
-    unless,
 )
 from mp_agent.alerting.first_line import UPDATED, Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
-from mp_agent.catalog.metric import Metric
-from mp_agent.catalog.metrics import run, training
+from mp_agent.catalog.metrics import training
 
 OVERFLOW_REMEDIES = (
     "Reduce the learning rate tenfold and check that the inputs are normalized.",
@@ -45,59 +37,18 @@ OVERFLOW_CAUSES = (
 )
 
 
-_WINDOW, _LONG = duration("overflow_window"), duration("overflow_long_window")
+def _above(bound: str) -> Compare:
+    where = (Where("bound", "=", limit(bound)),)
+    window = duration("overflow_window")
+    return happened(Count(metric=training.SKIPPED_EXCESS, window=window, where=where))
 
 
-def _count(metric: Metric, windows_ago: int = 0, *, window: Duration = _WINDOW) -> Count:
-    return Count(metric=metric, window=window, before=(_WINDOW,) * windows_ago)
-
-
-def _ratio(windows_ago: int = 0) -> Arithmetic:
-    """Skipped steps per attempted step of the window that ended so many windows ago."""
-    return _count(training.SKIPPED_STEPS, windows_ago) / _count(run.STEPS, windows_ago)
-
-
-_SHARE = Recorded("run:mp_agent_skipped_steps_per_step:ratio_increase", _ratio())
-_LONG_SKIPS = _count(training.SKIPPED_STEPS, window=_LONG)
-_LONG_SHARE = _LONG_SKIPS / _count(run.STEPS, window=_LONG)
-_RISE = (_SHARE - _ratio(2)) * _count(run.STEPS)
-"""Skips beyond those that the share of two windows ago would make: a few are chance."""
-
-_RISING = all_of(
-    Compare(_SHARE, ">", limit("overflow_rising")),
-    Compare(_SHARE, ">", _ratio(1)),
-    Compare(_ratio(1), ">", _ratio(2)),
-    Compare(_RISE, ">=", limit("overflow_skips")),
-)
-
-
-def _judged(claim: Predicate) -> Joined:
-    """Hold `claim` only after calibration, and not for the few skips of a run of slow steps."""
-    enough = Compare(_count(training.SKIPPED_STEPS), ">=", limit("overflow_skips"))
-    return unless(all_of(claim, enough, calibrated(_WINDOW)), restarted())
-
-
-def _above(share: Limit, *others: Predicate) -> Joined:
-    """Return whether the share is above a limit, over as many steps as it takes to say so."""
-    return any_of(
-        _judged(any_of(_over(_SHARE, share), *others) if others else _over(_SHARE, share)),
-        all_of(
-            _over(_LONG_SHARE, share),
-            Compare(_LONG_SKIPS, ">=", limit("overflow_skips")),
-            Compare(_count(run.STEPS), "<", limit("overflow_steps")),
-            calibrated(_LONG),
-        ),
+def _description(bound: str) -> str:
+    return (
+        f"Run {{run}} skips more than <{bound}> of its steps because gradients overflow: "
+        "{value|count} steps in the last <overflow_window> came when that many of the last "
+        "<overflow_share_steps> had been skipped; the healthy value is 0.05%."
     )
-
-
-def _over(share: Signal, bound: Limit) -> Compare:
-    return Compare(share, ">", bound)
-
-
-_DESCRIPTION = (
-    "Run {run} skips {value|percent} of its steps because gradients overflow, in the last "
-    "<overflow_window>, or <overflow_long_window> if steps are slow; the healthy value is 0.05%."
-)
 
 
 OVERFLOW_RATIO_HIGH = Condition(
@@ -116,31 +67,25 @@ OVERFLOW_RATIO_HIGH = Condition(
                 now="save a checkpoint, before the loss scale collapses",
                 updated=UPDATED,
             ),
-            when=_above(limit("overflow_critical")),
-            description=_DESCRIPTION,
-            reason="No delay: the share covers 15 minutes, or enough slow steps to be "
-            "statistically significant.",
+            when=_above("overflow_critical"),
+            description=_description("overflow_critical"),
+            reason="No delay: the share is that of overflow_share_steps steps.",
         ),
         Level(
             severity=Severity.WARNING,
-            when=_above(limit("overflow_warning"), _RISING),
-            description=_DESCRIPTION,
-            reason="No delay: the share covers 15 minutes, or enough slow steps to be "
-            "statistically significant.",
+            when=any_of(_above("overflow_warning"), _above("overflow_rising")),
+            description=_description("overflow_rising"),
+            reason="No delay: the share is that of overflow_share_steps steps.",
         ),
     ),
     quiet=(
         "GradScaler's healthy 1 in 2000",
-        "one overflow among the few steps of a slow run in the window",
+        "two overflows among few steps",
         "calibration",
-        "calibration after a resume at step 90 000 under a new node agent",
-        "calibration after a resume at an earlier step under the same node agent",
-        "calibration of the next attempt, which counts its steps from 1 and makes few of them",
+        "calibration of the next attempt",
         "a share that rises below 0.1 %",
         "a share that fell and rises again",
-        "a share that rose and falls again",
         "a scale close to overflow, with a random number of skips",
-        "a small share of a run that was first scraped half an hour ago, at step 5000",
     ),
     follows_from=(
         "MpAgentLossScaleAtFloor",

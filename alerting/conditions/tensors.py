@@ -7,10 +7,12 @@ from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions.terms import (
     Compare,
     Count,
+    Joined,
     Limit,
     Predicate,
     Series,
     Where,
+    all_of,
     limit,
     unless,
 )
@@ -18,6 +20,14 @@ from mp_agent.alerting.first_line import Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metrics import reinforcement, tensors
+
+
+def _lasting(signal: Series, name: str) -> Joined:
+    """Return in which tensors all samples of a while are beyond a limit."""
+    where = (Where("limit", "=", name),)
+    steps = Series(metric=tensors.TENSOR_SUSTAINED_STEPS, where=where, keep=("tensor",))
+    return all_of(Compare(signal, ">", limit(name)), Compare(steps, ">=", limit("sustained_steps")))
+
 
 _IMBALANCE = Series(metric=tensors.TENSOR_SLICE_IMBALANCE, keep=("tensor",))
 
@@ -40,12 +50,12 @@ DIMENSION_IMBALANCE = Condition(
     levels=(
         Level(
             severity=Severity.WARNING,
-            when=Compare(_IMBALANCE, ">", limit("dimension_imbalance")),
-            hold=duration("tensor_hold"),
+            when=_lasting(_IMBALANCE, "dimension_imbalance"),
             description="In tensor {tensor} of run {run}, the largest range of a slice along the "
             "watched dimension is {value|number} times the smallest."
             "{mp_agent_imbalanced_tensor_info| Worst of all is |tensor slice}",
-            reason="The delay spares a single unusual batch.",
+            reason="No delay: it takes all samples of sustained_steps steps, which spares a single "
+            "unusual batch.",
         ),
     ),
     quiet=(
@@ -95,12 +105,12 @@ REDUCTION_SWALLOWS = Condition(
     levels=(
         Level(
             severity=Severity.WARNING,
-            when=Compare(_SWALLOWED, ">", limit("reduction_swallowed")),
-            hold=duration("tensor_hold"),
+            when=_lasting(_SWALLOWED, "reduction_swallowed"),
             description="A sum of tensor {tensor} of run {run} in its own dtype loses "
             "{value|percent} of the terms: they are smaller than half the spacing of the format at "
             "the sum.",
-            reason="The delay spares a single unusual batch.",
+            reason="No delay: it takes all samples of sustained_steps steps, which spares a single "
+            "unusual batch.",
         ),
     ),
     quiet=(

@@ -7,6 +7,7 @@ from mp_agent.catalog.metric import Metric, Reading, gauge, layer_gauge
 from mp_agent.catalog.metrics.gradients import deviation, mean, of_fp16
 from mp_agent.catalog.metrics.optimizer import Quantity
 from mp_agent.records.columns import DISTRIBUTION, EXPONENTS, GRADIENTS, exponent_column
+from mp_agent.records.merged import MergedStep
 from mp_agent.records.views import CollectionView, LayerView, RunView
 
 _FP16_MAX = 65504.0
@@ -39,13 +40,15 @@ def _exponents(run: RunView) -> Reading:
     }
 
 
-def _low_headroom(run: RunView) -> Reading:
-    """Take logarithms one by one: the product may be beyond float64."""
-    judged = run.latest.judged
-    smallest = None if judged is None else judged.get("abs_min")
-    if judged is None or not smallest or not judged.loss_scale:
+def fp16_low_headroom(step: MergedStep) -> float | None:
+    """Return the doublings from FP16's smallest number to a step's smallest scaled gradient.
+
+    Takes logarithms one by one: the product may be beyond float64.
+    """
+    smallest, scale = step.get("abs_min"), step.loss_scale
+    if not smallest or not scale:
         return None
-    return log2(smallest) + log2(judged.loss_scale) - log2(_FP16_SMALLEST)
+    return log2(smallest) + log2(scale) - log2(_FP16_SMALLEST)
 
 
 def _best_scale(run: RunView) -> Reading:
@@ -118,7 +121,7 @@ DISTRIBUTION_METRICS = (
         "{bit}",
         help="Halvings that the smallest non-zero scaled gradient is away from FP16's smallest "
         "number, same step as the norm; negative below it. Absent without a loss scale.",
-        read=_low_headroom,
+        read=lambda run: fp16_low_headroom(run.latest.judged) if run.latest.judged else None,
     ),
     gauge(
         "mp_agent.loss_scale.best",

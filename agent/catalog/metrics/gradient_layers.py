@@ -205,7 +205,19 @@ LAYER_WITHOUT_GRADIENT = info(
     read=_names_without_gradient,
 )
 
+SUSTAINED_STEPS = gauge(
+    "mp_agent.sustained.steps",
+    "{step}",
+    labels=("limit",),
+    thresholds=("underflow_layers", "fp16_flushed", "updates_lost", "adam_below_epsilon"),
+    help="Steps from the first to the last of the latest consecutive samples that were beyond the "
+    "limit named by the label: a threshold, or `fp16_floor` for smallest gradients at FP16's "
+    "smallest number. 0 if the last sample was not.",
+    read=lambda run: {(limit,): float(steps) for limit, steps in run.sustained_steps.items()},
+)
+
 LAYER_TROUBLE_METRICS = (
+    SUSTAINED_STEPS,
     gauge(
         "mp_agent.sampled.step",
         "{step}",

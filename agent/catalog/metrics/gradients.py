@@ -106,12 +106,12 @@ def _unclipped(change: StepTransition) -> Reading:
     }
 
 
-def _headroom(run: RunView) -> Reading:
-    """Take logarithms one by one: the product may be beyond float64."""
-    judged = run.latest.judged
-    if judged is None:
-        return None
-    largest, scale = judged.get("abs_max"), judged.loss_scale
+def fp16_headroom(step: MergedStep) -> float | None:
+    """Return the doublings from a step's largest scaled gradient to FP16's largest number.
+
+    Takes logarithms one by one: the product may be beyond float64.
+    """
+    largest, scale = step.get("abs_max"), step.loss_scale
     if not largest or not scale or scale < 0:
         return None
     return log2(_FP16_MAX) - log2(largest) - log2(scale)
@@ -207,7 +207,7 @@ GRAD_FP16_HEADROOM = gauge(
     "{bit}",
     help="Doublings that the largest scaled gradient is away from FP16's largest number, same "
     "step as the norm; absent without a loss scale.",
-    read=_headroom,
+    read=lambda run: fp16_headroom(run.latest.judged) if run.latest.judged else None,
 )
 NONFINITE_UPDATES = counter(
     "mp_agent.nonfinite.updates",

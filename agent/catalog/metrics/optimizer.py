@@ -29,6 +29,11 @@ def lost_updates(values: Columns) -> float | None:
     return share(values, "lost_updates", "rounded_elements")
 
 
+def below_epsilon(values: Columns) -> float | None:
+    """Return the share of the active elements with a second moment whose root is below epsilon."""
+    return share(values, "below_epsilon_elements", "active_elements")
+
+
 def moment_rms(values: Columns) -> float | None:
     """Return the root of the mean of g²/v over the active elements."""
     active = values.get("active_elements", 0.0)
@@ -118,9 +123,7 @@ ADAM_BELOW_EPSILON = gauge(
     help="Share of the elements that have gradients for which the root of Adam's second "
     "moment, corrected for its bias, is below epsilon, which then sets the size of their "
     "updates.",
-    read=_of_run(
-        lambda values: share(values, "below_epsilon_elements", "active_elements"),
-    ),
+    read=_of_run(below_epsilon),
 )
 ADAM_EPSILON_LOST = gauge(
     "mp_agent.adam.epsilon_lost",

@@ -119,6 +119,19 @@ TENSOR_SLICE_IMBALANCE = _gauge(
     "the rank and call where that is largest.",
     slice_imbalance,
 )
+TENSOR_SUSTAINED_STEPS = gauge(
+    "mp_agent.tensor.sustained.steps",
+    "{step}",
+    labels=("tensor", "limit"),
+    thresholds=("reduction_swallowed", "dimension_imbalance"),
+    help="Steps from the first to the last of the latest consecutive samples of a watched tensor "
+    "that were beyond the threshold named by `limit`; 0 if the last sample was not.",
+    read=lambda run: {
+        (tensor, limit): float(steps)
+        for limit, own in run.tensors.sustained_steps.items()
+        for tensor, steps in own.items()
+    },
+)
 IMBALANCED_TENSOR = info(
     "mp_agent.imbalanced_tensor.info",
     labels=("tensor", "slice"),
@@ -173,6 +186,7 @@ TENSOR_METRICS = (
     TENSOR_SWALLOWED,
     TENSOR_REDUCTION_SWALLOWED,
     TENSOR_SLICE_IMBALANCE,
+    TENSOR_SUSTAINED_STEPS,
     _gauge(
         "worst_slice",
         "{index}",

@@ -7,6 +7,7 @@ not skipped, and of at least half as many ranks as before.
 
 from mp_agent.catalog.guard import DRY_RUN, Action
 from mp_agent.catalog.metric import Reading, counter, gauge
+from mp_agent.catalog.thresholds import level_label
 from mp_agent.records.merged import StepTransition
 
 
@@ -44,6 +45,14 @@ LOSS_TREND = gauge(
     "in median absolute deviations of the latter (of medians of 16 losses); negative while "
     "the loss falls.",
     read=lambda run: run.loss.trend,
+)
+LOSS_FALL = gauge(
+    "mp_agent.loss.fall",
+    "{deviation}",
+    help="Mean of the earlier half of the last 256 losses less that of the later half, in standard "
+    "deviations of the latter; above 1 the loss falls by more than it jumps about. Absent before "
+    "the 256th, and while the loss is constant.",
+    read=lambda run: run.loss.fall,
 )
 LOSS_RISING_STEPS = gauge(
     "mp_agent.loss.rising.steps",
@@ -101,6 +110,7 @@ LOSS_METRICS = (
     ),
     LOSS_SPIKE_STEPS,
     LOSS_TREND,
+    LOSS_FALL,
     LOSS_RISING_STEPS,
     gauge(
         "mp_agent.loss.best",
@@ -172,6 +182,34 @@ LOSS_SCALE_CONSECUTIVE_DECREASES = gauge(
         None if run.loss_scale.last is None else float(run.loss_scale.consecutive_decreases)
     ),
 )
+LOSS_SCALE_LOWERED_AGAIN = counter(
+    "mp_agent.loss_scale.repeated.decreases",
+    "{change}",
+    thresholds=("loss_scale_decreases_in_row", "loss_scale_change_steps", "calibration_steps"),
+    help="Decreases of the loss scale from the fifth consecutive one within 600 steps on, after "
+    "calibration.",
+    count=lambda change: float(change.scale_lowered_again),
+)
+LOSS_SCALE_LOW_STEPS = gauge(
+    "mp_agent.loss_scale.low.steps",
+    "{step}",
+    labels=("limit",),
+    thresholds=(
+        "loss_scale_reduced",
+        "loss_scale_very_low",
+        "loss_scale_low",
+        "loss_scale_net_decreases",
+        "loss_scale_change_steps",
+        "loss_scale_fall_steps",
+        "loss_scale_share_of_initial",
+        "loss_scale_share_of_calibrated",
+        "calibration_steps",
+    ),
+    help="Consecutive steps, after calibration, with a loss scale that is below the threshold "
+    "named by `limit` and was not at first: for loss_scale_low one that is still falling, for "
+    "loss_scale_share_of_initial one that has fallen since calibration.",
+    read=lambda run: {(name,): float(steps) for name, steps in run.loss_scale.low_steps.items()},
+)
 LOSS_SCALE_FLOOR_STALLS = counter(
     "mp_agent.loss_scale.floor.stalls",
     "{step}",
@@ -179,6 +217,30 @@ LOSS_SCALE_FLOOR_STALLS = counter(
     help="Steps skipped at a loss scale of at most 1, from the third within 100 steps on: "
     "training has stalled.",
     count=_floor_stall,
+)
+_OVERFLOW_BOUNDS = ("overflow_warning", "overflow_critical", "overflow_rising")
+
+
+def _excess(change: StepTransition) -> Reading:
+    return {(level_label(name),): 1.0 for name in change.overflow_bounds}
+
+
+SKIPPED_EXCESS = counter(
+    "mp_agent.skipped.excess.steps",
+    "{step}",
+    labels=("bound",),
+    label_values=lambda thresholds: tuple((level_label(name),) for name in _OVERFLOW_BOUNDS),
+    thresholds=(
+        *_OVERFLOW_BOUNDS,
+        "overflow_skips",
+        "overflow_steps",
+        "overflow_share_steps",
+        "overflow_rise_steps",
+        "calibration_steps",
+    ),
+    help="Steps that GradScaler skipped after calibration, as one of so many in the last 1000 "
+    "steps that their share was above the bound, by the bound's level.",
+    count=_excess,
 )
 SKIPPED_STEPS = counter(
     "mp_agent.skipped.steps",
@@ -194,6 +256,8 @@ LOSS_SCALE_METRICS = (
     LOSS_SCALE_INCREASES,
     LOSS_SCALE_DECREASES,
     LOSS_SCALE_CONSECUTIVE_DECREASES,
+    LOSS_SCALE_LOWERED_AGAIN,
+    LOSS_SCALE_LOW_STEPS,
     counter(
         "mp_agent.loss_scale.floor.skips",
         "{step}",
@@ -202,6 +266,7 @@ LOSS_SCALE_METRICS = (
         count=_floor_skip,
     ),
     LOSS_SCALE_FLOOR_STALLS,
+    SKIPPED_EXCESS,
     SKIPPED_STEPS,
 )
 

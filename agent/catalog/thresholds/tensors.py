@@ -57,6 +57,33 @@ GRADIENT_THRESHOLDS = (
         below="grad_norm_very_low",
     ),
     Threshold(
+        name="grad_norm_low_steps",
+        value=1800.0,
+        unit="{step}",
+        meaning="consecutive steps with a norm below grad_norm_low: the weaker the evidence, the "
+        "more",
+    ),
+    Threshold(
+        name="grad_norm_very_low_steps",
+        value=600.0,
+        unit="{step}",
+        meaning="consecutive steps with a norm below grad_norm_very_low",
+        below="grad_norm_low_steps",
+    ),
+    Threshold(
+        name="grad_norm_vanished_steps",
+        value=120.0,
+        unit="{step}",
+        meaning="consecutive steps with a norm below grad_norm_vanished",
+        below="grad_norm_very_low_steps",
+    ),
+    Threshold(
+        name="sustained_steps",
+        value=300.0,
+        unit="{step}",
+        meaning="steps over which all samples must be beyond a limit, since one batch can be odd",
+    ),
+    Threshold(
         name="layer_dead_abs_max",
         value=1e-10,
         unit="{gradient}",

@@ -42,6 +42,43 @@ LOSS_SCALE_THRESHOLDS = (
         meaning="consecutive downward changes of the loss scale without an upward one",
     ),
     Threshold(
+        name="loss_scale_change_steps",
+        value=600.0,
+        unit="{step}",
+        meaning="steps within which changes of the loss scale are counted",
+        below="loss_scale_fall_steps",
+    ),
+    Threshold(
+        name="loss_scale_fall_steps",
+        value=43_200.0,
+        unit="{step}",
+        meaning="steps for a slow fall of the loss scale",
+    ),
+    Threshold(
+        name="loss_scale_falling_steps",
+        value=60.0,
+        unit="{step}",
+        meaning="consecutive steps with a loss scale that is low and falling",
+    ),
+    Threshold(
+        name="loss_scale_collapsed_steps",
+        value=240.0,
+        unit="{step}",
+        meaning="consecutive steps with a collapsed loss scale: more than the rest of an attempt",
+    ),
+    Threshold(
+        name="loss_scale_very_low_steps",
+        value=600.0,
+        unit="{step}",
+        meaning="consecutive steps with a loss scale below loss_scale_very_low",
+    ),
+    Threshold(
+        name="loss_scale_reduced_steps",
+        value=900.0,
+        unit="{step}",
+        meaning="consecutive steps with a loss scale below loss_scale_reduced",
+    ),
+    Threshold(
         name="loss_scale_floor",
         value=1.0,
         unit="{scale}",
@@ -97,14 +134,28 @@ LOSS_SCALE_THRESHOLDS = (
         name="overflow_skips",
         value=3.0,
         unit="{step}",
-        meaning="skipped steps below which a share of slow steps is not significant",
+        meaning="skipped steps below which a share is not significant",
         below="overflow_steps",
     ),
     Threshold(
         name="overflow_steps",
-        value=100.0,
+        value=300.0,
         unit="{step}",
-        meaning="steps below which overflow_long_window is used instead of overflow_window",
+        meaning="steps after calibration below which there is no share of skipped ones",
+        below="overflow_share_steps",
+    ),
+    Threshold(
+        name="overflow_share_steps",
+        value=1000.0,
+        unit="{step}",
+        meaning="last steps whose share of skipped ones is judged",
+        below="overflow_rise_steps",
+    ),
+    Threshold(
+        name="overflow_rise_steps",
+        value=5000.0,
+        unit="{step}",
+        meaning="steps in each of the three windows in which a rising share is looked for",
     ),
 )
 
@@ -159,6 +210,12 @@ TRAINING_THRESHOLDS = (
         value=64.0,
         unit="{step}",
         meaning="consecutive steps without possible learning after which nothing is trained",
+    ),
+    Threshold(
+        name="probably_untrained_steps",
+        value=192.0,
+        unit="{step}",
+        meaning="the same where a falling loss, which takes some losses to see, can disprove it",
     ),
     Threshold(
         name="layers_without_gradient",

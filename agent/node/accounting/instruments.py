@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from math import nan
 
 from mp_agent.catalog.metrics.routers import entropy, unused_experts
+from mp_agent.catalog.metrics.tensors import slice_imbalance, swallowed_share_of_reduction
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
 from mp_agent.node.accounting.windows import LARGEST, median
 from mp_agent.records.columns import (
@@ -222,25 +223,51 @@ class TensorTracker(Tracker):
     """By name, whether all ranks had the row."""
     beyond: dict[str, bool] = field(default_factory=dict)
     """The names that have no series, since there are too many."""
+    since: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Threshold → name → step, counted in the attempt, of the first of consecutive samples beyond
+    it."""
+    steps: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Threshold → name → steps from there to the last sample; 0 if that is not beyond it."""
 
     def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
         """Add the tensors of a sampled step."""
         if sample.layers.family.name == TENSORS.name:
             for view in sample.views:
-                self._add(view)
+                if self._add(view):
+                    self._count(view, sample.sequence, context.thresholds)
 
     def view(self) -> TensorRows:
         """Return the columns by name, and how many names there are."""
-        return TensorRows(columns=dict(self.rows), names=len(self.rows) + len(self.beyond))
+        return TensorRows(
+            columns=dict(self.rows),
+            names=len(self.rows) + len(self.beyond),
+            sustained_steps={limit: dict(own) for limit, own in self.steps.items()},
+        )
 
-    def _add(self, view: LayerView) -> None:
+    def _count(self, view: LayerView, sequence: int, thresholds: Mapping[str, float]) -> None:
+        found = {
+            "reduction_swallowed": swallowed_share_of_reduction(view.values),
+            "dimension_imbalance": slice_imbalance(view.values),
+        }
+        for limit, value in found.items():
+            since, steps = self.since.setdefault(limit, {}), self.steps.setdefault(limit, {})
+            if value is not None and value > thresholds[limit]:
+                steps[view.name] = sequence - since.setdefault(view.name, sequence)
+            else:
+                since.pop(view.name, None)
+                steps[view.name] = 0
+
+    def _add(self, view: LayerView) -> bool:
+        """Take the row if it is to be shown."""
         if not view.values.get("elements"):
-            return
+            return False
         if view.name not in self.rows and len(self.rows) >= NAMES_AT_MOST:
             if len(self.beyond) < _NAMES_KNOWN_AT_MOST:
                 self.beyond[view.name] = True
         elif view.judged or not self.whole.get(view.name, False):
             self.rows[view.name], self.whole[view.name] = view.values, view.judged
+            return True
+        return False
 
 
 SAMPLES_AT_LEAST = 8

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from math import sqrt
+from statistics import fmean, pstdev
 from typing import Annotated
 
 from pydantic import Field
@@ -152,6 +153,7 @@ class LossTracker(Tracker):
             deviation=None if level is None else level.deviation,
             spike_bound=None if level is None else level.spike_bound,
             trend=self.trend_deviations,
+            fall=self._fall(),
             rising_steps=self.rising_steps,
             best=best,
             lost_steps=None if best is None else self.reference.lost_steps,
@@ -219,6 +221,14 @@ class LossTracker(Tracker):
         if used == 0.0:
             return None if rise else 0.0
         return min(max(rise / used, -LARGEST), LARGEST)
+
+    def _fall(self) -> float | None:
+        """Return by how many of its standard deviations the later half of the losses is lower."""
+        if len(self.window) < WINDOW_STEPS:
+            return None
+        before, recent = self.window[: WINDOW_STEPS // 2], self.window[WINDOW_STEPS // 2 :]
+        fall, scatter = fmean(before) - fmean(recent), pstdev(recent)
+        return min(max(fall / scatter, -LARGEST), LARGEST) if scatter > 0.0 else None
 
     def _has_usual_ranks(self, ranks: int) -> bool:
         """Return whether a mean over this many ranks is comparable with the losses before.

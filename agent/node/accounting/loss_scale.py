@@ -9,13 +9,17 @@ judged.
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import frexp
+from itertools import pairwise
+from math import frexp, inf
 
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.node.accounting.windows import median
 from mp_agent.records.columns import GRADIENT_FACTOR, LOSS_FACTOR
 from mp_agent.records.health import LossScaleHistory
 from mp_agent.records.merged import MergedStep
+
+_KEPT = 256
+"""More than any threshold requires."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,6 +31,12 @@ class LossScaleTracker(Tracker):
     calibrated: float | None = None
     """The first one after `calibration_steps` of the attempt."""
     consecutive_decreases: int = 0
+    changes: list[tuple[int, float]] = field(default_factory=list)
+    """Step, counted in the attempt, and scale of the calibrated one and of the last changes."""
+    lowered_again: bool = False
+    """Whether the last step's decrease is one of too many in a row."""
+    low_steps: dict[str, int] = field(default_factory=dict)
+    """Threshold → consecutive steps after calibration with a scale that is low by it."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Account for a closed step."""
@@ -41,8 +51,65 @@ class LossScaleTracker(Tracker):
             self.consecutive_decreases += 1
         self.scale = scale
         calibrating = step.sequence < context.thresholds["calibration_steps"]
-        if self.calibrated is None and not calibrating:
+        if calibrating:
+            return
+        if self.calibrated is None:
             self.calibrated = scale
+        self._judge(scale, step.sequence, context.thresholds)
+
+    def _judge(self, scale: float, sequence: int, thresholds: Mapping[str, float]) -> None:
+        """Count what a scale after calibration is a sign of, in steps."""
+        lowered = bool(self.changes) and scale < self.changes[-1][1]
+        if not self.changes or scale != self.changes[-1][1]:
+            self.changes = [*self.changes[1 - _KEPT :], (sequence, scale)]
+        moves = self._moves(sequence - thresholds["loss_scale_change_steps"])
+        in_row = next((i for i, move in enumerate(reversed(moves)) if move > 0), len(moves))
+        self.lowered_again = lowered and in_row >= thresholds["loss_scale_decreases_in_row"]
+        low = self._low(scale, sequence, -sum(moves), thresholds)
+        self.low_steps = {
+            name: self.low_steps.get(name, 0) + 1 if is_so else 0 for name, is_so in low.items()
+        }
+
+    def _moves(self, after: float) -> list[int]:
+        """Return the changes after a step: 1 upward, -1 downward."""
+        return [
+            1 if scale > before else -1
+            for (_, before), (sequence, scale) in pairwise(self.changes)
+            if sequence > after
+        ]
+
+    def _low(
+        self, scale: float, sequence: int, net_decreases: int, thresholds: Mapping[str, float]
+    ) -> dict[str, bool]:
+        """Return whether a scale is low by each threshold; not where it began as low."""
+        initial, calibrated = self.initial or scale, self.calibrated or scale
+        low = {
+            name: scale < thresholds[name] <= initial
+            for name in ("loss_scale_reduced", "loss_scale_very_low", "loss_scale_low")
+        }
+        # Three times halved since calibration: a halving or two come and go in any healthy run.
+        share = thresholds["loss_scale_share_of_calibrated"]
+        fallen = scale <= share * calibrated
+        fallen_lately = scale <= share * self._highest(
+            sequence - thresholds["loss_scale_fall_steps"]
+        )
+        falling = net_decreases >= thresholds["loss_scale_net_decreases"]
+        low["loss_scale_low"] &= falling or (fallen and fallen_lately)
+        # Where calibration itself had ended so low, the rest of the fall is no collapse.
+        share = thresholds["loss_scale_share_of_initial"]
+        low["loss_scale_share_of_initial"] = (
+            scale < share * initial
+            and fallen
+            and (calibrated >= share * initial or scale < share * calibrated)
+        )
+        return low
+
+    def _highest(self, after: float) -> float:
+        """Return the highest scale since a step, that of the step itself included."""
+        ends = [sequence for sequence, _ in self.changes[1:]]
+        return max(
+            scale for (_, scale), end in zip(self.changes, [*ends, inf], strict=True) if end > after
+        )
 
     def view(self) -> LossScaleHistory:
         """Return the values as they are."""
@@ -51,15 +118,12 @@ class LossScaleTracker(Tracker):
             initial=self.initial,
             calibrated=self.calibrated,
             consecutive_decreases=self.consecutive_decreases,
+            low_steps=dict(self.low_steps),
         )
 
     def next_attempt(self) -> "LossScaleTracker":
         """Return a tracker that knows the initial scale of the run."""
         return LossScaleTracker(initial=self.initial)
-
-
-_KEPT = 256
-"""More than any threshold requires."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -23,12 +23,14 @@ from mp_agent.node.accounting.learning import LearningTracker, LoopTracker, Para
 from mp_agent.node.accounting.levels import NormGrowthTracker, RelapseTracker
 from mp_agent.node.accounting.loss import LossTracker
 from mp_agent.node.accounting.loss_scale import FloorSkips, LossScaleTracker, Misreadings
+from mp_agent.node.accounting.overflows import OverflowShares
 from mp_agent.node.accounting.ranks import (
     Pace,
     RankLossTracker,
     ReductionTracker,
     StragglerTracker,
 )
+from mp_agent.node.accounting.sustained import Sustained
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.node.accounting.windows import NormWindows
 from mp_agent.records.merged import MergedStep, StepTransition
@@ -52,6 +54,7 @@ class Progress:
     floor: FloorSkips = field(default_factory=FloorSkips)
     pace: Pace = field(default_factory=Pace)
     loss_scale: LossScaleTracker = field(default_factory=LossScaleTracker)
+    overflows: OverflowShares = field(default_factory=OverflowShares)
     stragglers: StragglerTracker = field(default_factory=StragglerTracker)
     optimizers: OptimizerTracker = field(default_factory=OptimizerTracker)
     replicas: ReplicaTracker = field(default_factory=ReplicaTracker)
@@ -59,6 +62,7 @@ class Progress:
     latest: LatestStep = field(default_factory=LatestStep)
     windows: NormWindows = field(default_factory=NormWindows)
     layers: LayerHealth = field(default_factory=LayerHealth)
+    sustained: Sustained = field(default_factory=Sustained)
     without_gradient: WithoutGradient = field(default_factory=WithoutGradient)
     trained: ParameterTracker = field(default_factory=ParameterTracker)
     moments: SecondMoments = field(default_factory=SecondMoments)
@@ -104,6 +108,7 @@ class Progress:
             usual_step_seconds=self.pace.usual_seconds,
             straggler=self.stragglers.worst,
             layers=self.layers.view(context),
+            sustained_steps=dict(self.sustained.steps),
             without_gradient=self.without_gradient.view(context),
             trained=self.trained.view(),
             moments=self.moments.view(context),
@@ -129,6 +134,8 @@ class Progress:
             thresholds=thresholds,
             nonfinite_loss_skips=self.incident.suspect_steps,
             recent_floor_skips=self.floor.recent,
+            scale_lowered_again=self.loss_scale.lowered_again,
+            overflow_bounds=self.overflows.exceeded,
             loss_spiking=self.losses.unexplained,
             exploded=self.norms.exploded,
             loss_outliers=self.rank_losses.outliers is not None,

@@ -6,14 +6,25 @@ from mp_agent.alerting.conditions.gradient_layers import (
     _NOTHING_TRAINED_TEXT,
 )
 from mp_agent.alerting.severity import Severity
-from mp_agent.catalog.metrics import gradient_layers, run, training
-from tests.alerting.examples.example import Example, Examples, Track, flat, ramp
+from mp_agent.catalog.metrics import gradient_layers, training
+from tests.alerting.examples.example import Example, Examples, Track, Value, flat, ramp
+
+
+def _underflowing(share: tuple[Value, ...], *steps: float) -> tuple[Track, ...]:
+    """Return a share of layers by the minute, and over how many steps it has been too large."""
+    return (
+        Track(gradient_layers.LAYERS_UNDERFLOWING, share),
+        Track(gradient_layers.SUSTAINED_STEPS, steps, {"limit": "underflow_layers"}),
+    )
+
+
+_LASTING = (*flat(0, 10), *ramp(0, 60, 20), 0)
 
 _FIFTH = Example(
     title="a fifth of the layers; the alert lasts beyond a sample with fewer",
     minutes=52,
     tracks=(
-        Track(gradient_layers.LAYERS_UNDERFLOWING, (*flat(0, 10), *flat(0.2, 20), 0.01)),
+        *_underflowing((*flat(0, 10), *flat(0.2, 20), 0.01), *_LASTING),
         Track(
             gradient_layers.UNDERFLOWING_LAYER,
             (*flat(None, 10), *flat(1, 20), "stale"),
@@ -32,7 +43,7 @@ _FIFTH = Example(
 _GRADIENT_UNDERFLOW_OUTLASTED = Example(
     title="a fifth of the layers for some minutes, directly afterwards",
     minutes=36,
-    tracks=(Track(gradient_layers.LAYERS_UNDERFLOWING, (*flat(0, 10), *flat(0.2, 20), 0.01)),),
+    tracks=_underflowing((*flat(0, 10), *flat(0.2, 20), 0.01), *_LASTING),
     fires={
         Severity.WARNING: "The gradients of 20% of the layers of run demo have far more zeros "
         "than at the start, or lie below FP16's smallest number."
@@ -49,7 +60,7 @@ _GRADIENT_UNDERFLOW_FEW = Example(
 _ONE_LOOK = Example(
     title="a single sample of an unusual batch",
     minutes=20,
-    tracks=(Track(gradient_layers.LAYERS_UNDERFLOWING, (*flat(0, 10), *flat(0.2, 3), 0)),),
+    tracks=_underflowing((*flat(0, 10), *flat(0.2, 3), 0), *flat(0, 14)),
 )
 
 _BASELINE = Example(
@@ -61,11 +72,7 @@ _BASELINE = Example(
 _HUNG = Example(
     title="a run that hung after a single sample of an unusual batch",
     minutes=18,
-    tracks=(
-        Track(gradient_layers.LAYERS_UNDERFLOWING, (*flat(0, 9), 0.2)),
-        Track(run.STEP, ramp(5000, 60, 10)),
-        Track(run.STEPS, ramp(5000, 60, 10)),
-    ),
+    tracks=_underflowing((*flat(0, 9), 0.2), 0),
 )
 
 

@@ -2,27 +2,16 @@
 
 from mp_agent.alerting.conditions.gradient_size import (
     _COUNT,
-    _FLOOR,
-    _GRADIENT_VANISHING_HOLD,
-    _LOW,
-    _LOW_HOLD,
-    _VANISHED,
-    _VERY_LOW,
-    _VERY_LOW_HOLD,
     CONTAINED,
     EXTREME,
     HIGH,
     _description,
     describe,
 )
-from mp_agent.alerting.durations import Duration
 from mp_agent.alerting.expressions.terms import Limit
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metrics import distribution, gradient_layers, gradients, run, training
-from mp_agent.catalog.metrics.gradient_layers import LAYERS_UNDERFLOWING
-from mp_agent.catalog.metrics.gradients import GRAD_ABS_MIN
-from mp_agent.catalog.metrics.run import STEP, STEPS
-from mp_agent.catalog.metrics.training import LOSS_SCALE
+from mp_agent.catalog.thresholds import resolve
 from tests.alerting.examples.example import Example, Examples, Track, Value, flat, ramp
 from tests.alerting.examples.healthy import noisy
 
@@ -92,7 +81,7 @@ _HIGH_ONLY = Example(
     tracks=_above(_ONE, (0,)),
     fires={Severity.WARNING: _explosion_fires(HIGH, 1)},
     at=12,
-    not_yet=(10, 20),
+    not_yet=(9, 20),
 )
 
 _DIVERGING = Example(
@@ -136,7 +125,7 @@ _CONTAINED_HIGH = Example(
     tracks=_above(_EVERY, (0,), clipped=True),
     fires={Severity.INFO: _explosion_fires(HIGH, 300, CONTAINED)},
     at=18,
-    not_yet=(9, 10),
+    not_yet=(9,),
 )
 
 _NONFINITE = tuple(
@@ -294,108 +283,86 @@ _EXPLOSION_FIRING = (
 _EXPLOSION_QUIET = (_EXPLOSION_BELOW, _SKIPPED, _LARGE_BY_NATURE)
 
 
-def _gradient_vanishing_fires(bound: Limit, hold: Duration, norm: str) -> str:
-    text = _description(bound, hold)
-    return text.replace("{run}", "demo").replace("{value|number}", norm)
+_LOW_BOUNDS = ("grad_norm_low", "grad_norm_very_low", "grad_norm_vanished")
 
 
-def _norms(*values: Value) -> tuple[Track, ...]:
+def _vanishing_fires(bound: str, norm: str) -> str:
+    return _description(bound).replace("{run}", "demo").replace("{value|number}", norm)
+
+
+def _norms(healthy: int, norm: float, minutes: int = 46) -> tuple[Track, ...]:
+    """Return the norms of a run at a step a second, small after so many healthy minutes."""
+    counts = (*flat(0, healthy), *ramp(60, 60, 47 - healthy))
+    thresholds = resolve({})
     return (
-        Track(gradients.GRAD_NORM, values),
-        Track(gradients.GRAD_NORM_WINDOW_MAX, values),
-        *_many_below(len(values) - 1),
-    )
-
-
-def _many_below(healthy: int = 0, steps: Value = 600) -> tuple[Track, ...]:
-    """Return the counts of steps in a row below all limits, after so many healthy minutes."""
-    counts = (*flat(0, healthy), steps)
-    return tuple(
-        Track(gradient_layers.GRAD_NORM_BELOW, counts, {"limit": bound.threshold.name})
-        for bound in (_LOW, _VERY_LOW, _VANISHED)
+        Track(gradients.GRAD_NORM, (*flat(1.2, healthy), norm)),
+        *(
+            Track(gradient_layers.GRAD_NORM_BELOW, counts[: minutes + 1], {"limit": name})
+            for name in _LOW_BOUNDS
+            if norm < thresholds[name]
+        ),
     )
 
 
 _ALL_THREE = Example(
     title="gradients that vanish completely",
     minutes=46,
-    tracks=_norms(*flat(1.2, 10), 1e-7),
+    tracks=_norms(10, 1e-7),
     fires={
-        Severity.CRITICAL: _gradient_vanishing_fires(_VANISHED, _GRADIENT_VANISHING_HOLD, "1e-07"),
-        Severity.WARNING: _gradient_vanishing_fires(_VERY_LOW, _VERY_LOW_HOLD, "1e-07"),
-        Severity.INFO: _gradient_vanishing_fires(_LOW, _LOW_HOLD, "1e-07"),
+        Severity.CRITICAL: _vanishing_fires("grad_norm_vanished", "1e-07"),
+        Severity.WARNING: _vanishing_fires("grad_norm_very_low", "1e-07"),
+        Severity.INFO: _vanishing_fires("grad_norm_low", "1e-07"),
     },
     at=45,
-    not_yet=(11,),
+    not_yet=(10,),
 )
 
 _NOISY = Example(
     title="vanished gradients, and a loss that once looks as if it fell",
     minutes=46,
-    tracks=(*_norms(*flat(1.2, 10), 1e-7), Track(run.LOSS, (*flat(2.0, 38), 1.0))),
+    tracks=(*_norms(10, 1e-7), Track(training.LOSS_FALL, (*flat(0.1, 38), 1.5))),
     fires=_ALL_THREE.fires,
     at=45,
-    not_yet=(11,),
+    not_yet=(10,),
 )
 
 _VERY_LOW_ONLY = Example(
     title="gradients below a thousandth, with a constant loss",
     minutes=22,
-    tracks=_norms(*flat(1.2, 10), 0.0005),
-    fires={Severity.WARNING: _gradient_vanishing_fires(_VERY_LOW, _VERY_LOW_HOLD, "0.0005")},
+    tracks=_norms(10, 0.0005, 22),
+    fires={Severity.WARNING: _vanishing_fires("grad_norm_very_low", "0.0005")},
     at=21,
-    not_yet=(19,),
-)
-
-_SLOW_STEPS = Example(
-    title="steps of several minutes, so that the window is empty",
-    minutes=46,
-    tracks=(
-        Track(gradients.GRAD_NORM, (0.005,)),
-        *_many_below(steps=20),
-        Track(run.STEP, tuple(float(5000 + minute // 4) for minute in range(47))),
-        Track(run.STEPS, tuple(float(5000 + minute // 4) for minute in range(47))),
-    ),
-    without=(gradients.GRAD_NORM_WINDOW_MAX,),
-    fires={Severity.INFO: _gradient_vanishing_fires(_LOW, _LOW_HOLD, "0.005")},
-    at=45,
-    not_yet=(25,),
+    not_yet=(18,),
 )
 
 _OF_TWO_OPTIMIZERS = Example(
     title="the first of two optimizers, while the second has large norms and overflows",
     minutes=15,
     tracks=(
-        Track(gradients.GRAD_NORM, (*flat(1.2, 10), 1e-7)),
-        *_many_below(10),
+        *_norms(10, 1e-7, 15)[:1],
+        *_norms(10, 1e-7, 15)[3:],
         Track(gradients.GRAD_NORM, (1.2,), {"optimizer": "2"}),
         Track(gradients.GRAD_FINITE, (0,), {"optimizer": "2"}),
     ),
-    without=(gradients.GRAD_NORM_WINDOW_MAX,),
-    fires={
-        Severity.CRITICAL: _gradient_vanishing_fires(_VANISHED, _GRADIENT_VANISHING_HOLD, "1e-07")
-    },
+    fires={Severity.CRITICAL: _vanishing_fires("grad_norm_vanished", "1e-07")},
     at=13,
-    not_yet=(9, 11),
+    not_yet=(9, 10),
 )
 
 _CONVERGING = Example(
     title="a converged run whose loss still falls: info at most",
     minutes=46,
-    tracks=(
-        *_norms(*flat(1.2, 10), 1e-7),
-        Track(run.LOSS, noisy(2.0, 47, slope=-0.03)),
-    ),
-    fires={Severity.INFO: _gradient_vanishing_fires(_LOW, _LOW_HOLD, "1e-07")},
+    tracks=(*_norms(10, 1e-7), Track(training.LOSS_FALL, (2.5,))),
+    fires={Severity.INFO: _vanishing_fires("grad_norm_low", "1e-07")},
     at=45,
-    not_yet=(39,),
+    not_yet=(38,),
 )
 
 _TINY_UNITS = Example(
     title="a loss in tiny units, whose norm was never larger: info at most",
     minutes=46,
-    tracks=(*_norms(3e-7), Track(gradient_layers.GRAD_NORM_PEAK, (9e-7,))),
-    fires={Severity.INFO: _gradient_vanishing_fires(_LOW, _LOW_HOLD, "3e-07")},
+    tracks=(*_norms(0, 3e-7), Track(gradient_layers.GRAD_NORM_PEAK, (9e-7,))),
+    fires={Severity.INFO: _vanishing_fires("grad_norm_low", "3e-07")},
     at=45,
     not_yet=(25,),
 )
@@ -403,7 +370,7 @@ _TINY_UNITS = Example(
 _AFTER_CLIPPED_INF = Example(
     title="zeros left by clipping after an Inf",
     minutes=46,
-    tracks=(*_norms(*flat(1.2, 10), 0), Track(gradients.GRAD_FINITE, (*flat(1, 10), 0))),
+    tracks=(*_norms(10, 0), Track(gradients.GRAD_FINITE, (*flat(1, 10), 0))),
 )
 
 _FROZEN = Example(
@@ -411,8 +378,7 @@ _FROZEN = Example(
     minutes=40,
     tracks=(
         Track(gradients.GRAD_NORM, (1e-7,)),
-        Track(gradients.GRAD_NORM_WINDOW_MAX, (1e-7,)),
-        *_many_below(steps=1),
+        *(Track(gradient_layers.GRAD_NORM_BELOW, (1,), {"limit": name}) for name in _LOW_BOUNDS),
         Track(run.STEP, (5000,)),
         Track(run.STEPS, (5000,)),
     ),
@@ -422,77 +388,44 @@ _FROZEN = Example(
 _PARTIAL = Example(
     title="merged steps without one rank",
     minutes=40,
-    tracks=(*_norms(1e-7), Track(run.COVERAGE, (0.75,))),
+    tracks=(*_norms(0, 1e-7, 40), Track(run.COVERAGE, (0.75,))),
     also={"MpAgentCoverageLow": (Severity.WARNING,)},
 )
 
 _INTERRUPTED = Example(
-    title="low norms with a healthy step every few minutes",
+    title="low norms with a healthy step now and then",
     minutes=40,
     tracks=(
         Track(gradients.GRAD_NORM, (0.0005,)),
-        Track(gradients.GRAD_NORM_WINDOW_MAX, (0.0005, 0.0005, 0.0005, 0.4) * 10),
-        *_many_below(),
+        *(
+            Track(gradient_layers.GRAD_NORM_BELOW, (*ramp(30, 60, 8), 10) * 4, {"limit": name})
+            for name in _LOW_BOUNDS[:2]
+        ),
     ),
 )
+
+
+def _sustained(limit: str, *steps: float) -> Track:
+    """Return over how many steps samples have been beyond a limit, by the minute."""
+    return Track(gradient_layers.SUSTAINED_STEPS, steps, {"limit": limit})
 
 
 _FIRES = Example(
     title="gradients that shrink until the smallest are FP16's smallest number",
     minutes=20,
-    tracks=(
-        Track(LOSS_SCALE, (65536,)),
-        Track(GRAD_ABS_MIN, (*flat(3e-11, 4), _FLOOR / 65536)),
-        Track(LAYERS_UNDERFLOWING, (*flat(0, 4), 0.02)),
-    ),
+    tracks=(_sustained("fp16_floor", *flat(0, 5), *ramp(0, 60, 15)),),
     fires={
         Severity.INFO: "The smallest gradients of run demo lie at FP16's smallest number, and some "
         "layers have far more zeros than at the start: what was smaller was lost."
     },
     at=15,
-    not_yet=(7,),
+    not_yet=(9,),
 )
 
-_NO_MORE_ZEROS = Example(
-    title="smallest gradients at FP16's smallest number, and no more zeros than at the start",
+_ODD_BATCH = Example(
+    title="a few samples of odd batches",
     minutes=12,
-    tracks=(
-        Track(LOSS_SCALE, (65536,)),
-        Track(GRAD_ABS_MIN, (_FLOOR / 65536,)),
-        Track(LAYERS_UNDERFLOWING, (0,)),
-    ),
-)
-
-_SPARSE = Example(
-    title="more zeros, but smallest gradients well above FP16's smallest number: sparsity",
-    minutes=12,
-    tracks=(
-        Track(LOSS_SCALE, (65536,)),
-        Track(GRAD_ABS_MIN, (1e-9,)),
-        Track(LAYERS_UNDERFLOWING, (0.02,)),
-    ),
-)
-
-_GRADIENT_AT_FLOOR_BELOW = Example(
-    title="smallest gradients below FP16's smallest number: those of layers that run in FP32",
-    minutes=12,
-    tracks=(
-        Track(LOSS_SCALE, (65536,)),
-        Track(GRAD_ABS_MIN, (1e-15,)),
-        Track(LAYERS_UNDERFLOWING, (0.02,)),
-    ),
-)
-
-_HUNG = Example(
-    title="a run that hung after a single look at an odd batch",
-    minutes=18,
-    tracks=(
-        Track(LOSS_SCALE, (65536,)),
-        Track(GRAD_ABS_MIN, (_FLOOR / 65536,)),
-        Track(LAYERS_UNDERFLOWING, (*flat(0, 9), 0.02)),
-        Track(STEP, ramp(5000, 60, 10)),
-        Track(STEPS, ramp(5000, 60, 10)),
-    ),
+    tracks=(_sustained("fp16_floor", *flat(0, 5), *ramp(0, 60, 5), 0),),
 )
 
 
@@ -503,7 +436,7 @@ _BOTH = Example(
     minutes=25,
     tracks=(
         Track(distribution.GRAD_FP16_FLUSHED, (*flat(0, 5), 0.12), _IN_FORCE),
-        Track(gradients.GRAD_FP16_HEADROOM, (*flat(4, 5), 0.6)),
+        _sustained("fp16_flushed", *flat(0, 5), *ramp(0, 60, 20)),
     ),
     fires={
         Severity.INFO: "No loss scale suits run demo any more: 12% of the gradients are lost "
@@ -516,19 +449,13 @@ _BOTH = Example(
 _LOW_SCALE = Example(
     title="a scale that can still grow",
     minutes=20,
-    tracks=(
-        Track(distribution.GRAD_FP16_FLUSHED, (0.12,), _IN_FORCE),
-        Track(gradients.GRAD_FP16_HEADROOM, (6,)),
-    ),
+    tracks=(Track(distribution.GRAD_FP16_FLUSHED, (0.12,), _IN_FORCE),),
 )
 
 _HIGH_SCALE = Example(
     title="a scale at its upper limit that loses next to nothing",
     minutes=20,
-    tracks=(
-        Track(distribution.GRAD_FP16_FLUSHED, (0.01,), _IN_FORCE),
-        Track(gradients.GRAD_FP16_HEADROOM, (0.6,)),
-    ),
+    tracks=(Track(distribution.GRAD_FP16_FLUSHED, (0.01,), _IN_FORCE),),
 )
 
 _SHORT = Example(
@@ -536,7 +463,7 @@ _SHORT = Example(
     minutes=20,
     tracks=(
         Track(distribution.GRAD_FP16_FLUSHED, (*flat(0.12, 4), 0.01), _IN_FORCE),
-        Track(gradients.GRAD_FP16_HEADROOM, (0.6,)),
+        _sustained("fp16_flushed", 0, 60, 120, 180, 0),
     ),
 )
 
@@ -550,7 +477,6 @@ EXAMPLES = {
         firing=(
             _ALL_THREE,
             _VERY_LOW_ONLY,
-            _SLOW_STEPS,
             _OF_TWO_OPTIMIZERS,
             _CONVERGING,
             _NOISY,
@@ -560,7 +486,7 @@ EXAMPLES = {
     ),
     "MpAgentGradientAtFloor": Examples(
         firing=(_FIRES,),
-        quiet=(_NO_MORE_ZEROS, _SPARSE, _GRADIENT_AT_FLOOR_BELOW, _HUNG),
+        quiet=(_ODD_BATCH,),
     ),
     "MpAgentHeadroomVanishing": Examples(
         firing=(_BOTH,),

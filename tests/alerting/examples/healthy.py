@@ -42,10 +42,10 @@ _CONSTANT: Mapping[Metric, float] = {
     gradient_layers.LAYERS_WITHOUT_GRADIENT: 0,
     training.LOSS_LOST_STEPS: 0,
     training.LOSS_MEDIAN: 2,
+    training.LOSS_FALL: 0.1,
     training.LOSS_RISING_STEPS: 0,
     training.LOSS_SCALE: 65536,
     training.LOSS_SCALE_CALIBRATED: 65536,
-    training.LOSS_SCALE_CONSECUTIVE_DECREASES: 0,
     training.LOSS_SCALE_INITIAL: 65536,
     training.LOSS_TREND: -0.4,
     attention.ATTENTION_LOGIT_GROWTH: 1.2,
@@ -72,6 +72,7 @@ _COUNTERS = (
     training.LOSS_NONFINITE_UNSKIPPED,
     training.LOSS_SCALE_DECREASES,
     training.LOSS_SCALE_FLOOR_STALLS,
+    training.LOSS_SCALE_LOWERED_AGAIN,
     training.LOSS_SCALE_INCREASES,
     training.LOSS_SPIKE_STEPS,
     gradients.NONFINITE_UPDATES,
@@ -86,6 +87,20 @@ _NODE_COUNTERS = (
 _BOUNDS = tuple({"bound": limit(name)} for name in ("grad_norm_high", "grad_norm_extreme"))
 _K3_BOUNDS = tuple({"bound": limit(name)} for name in ("logprob_k3_high", "logprob_k3_extreme"))
 _LOW = ("grad_norm_low", "grad_norm_very_low", "grad_norm_vanished")
+_LOW_SCALES = (
+    "loss_scale_reduced",
+    "loss_scale_very_low",
+    "loss_scale_low",
+    "loss_scale_share_of_initial",
+)
+_OVERFLOWS = ("overflow_warning", "overflow_critical", "overflow_rising")
+_SUSTAINED = (
+    "underflow_layers",
+    "fp16_floor",
+    "fp16_flushed",
+    "updates_lost",
+    "adam_below_epsilon",
+)
 _REPLICAS = ("gradients", "weights", "state")
 NODE = {"node_rank": "0"}
 """Label of what a node agent exports about itself."""
@@ -102,6 +117,9 @@ def healthy_tracks(minutes: int) -> tuple[Track, ...]:
         *(Track(gradient_layers.GRAD_EXPLODED_UNCLIPPED, (0,), bound) for bound in _BOUNDS),
         *(Track(reinforcement.LOGPROB_MISMATCH_STEPS, (0,), bound) for bound in _K3_BOUNDS),
         *(Track(gradient_layers.GRAD_NORM_BELOW, (0,), {"limit": name}) for name in _LOW),
+        *(Track(training.LOSS_SCALE_LOW_STEPS, (0,), {"limit": name}) for name in _LOW_SCALES),
+        *(Track(training.SKIPPED_EXCESS, (0,), {"bound": limit(name)}) for name in _OVERFLOWS),
+        *(Track(gradient_layers.SUSTAINED_STEPS, (0,), {"limit": name}) for name in _SUSTAINED),
         *(Track(gradient_layers.REPLICA_DIVERGENCE, (0,), {"kind": kind}) for kind in _REPLICAS),
         *(
             Track(gradient_layers.REPLICA_DIVERGENCE_STEPS, (0,), {"kind": kind})

@@ -1,187 +1,164 @@
 """Examples of alerts on the loss scale: low, falling, at its floor."""
 
-from mp_agent.alerting.conditions.loss_scale import (
-    _DESCRIPTION,
-    _REDUCED,
-    _REDUCED_HOLD,
-    _VERY_LOW,
-    _VERY_LOW_HOLD,
-    _description,
-)
-from mp_agent.alerting.durations import Duration
-from mp_agent.alerting.expressions.terms import Limit
+from collections.abc import Sequence
+from itertools import pairwise
+
+from mp_agent.alerting.conditions.loss_scale import _DESCRIPTION, _description
 from mp_agent.alerting.severity import Severity
-from mp_agent.catalog.metrics import run, training
+from mp_agent.catalog.metrics import training
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.node.accounting.loss_scale import LossScaleTracker
+from mp_agent.node.accounting.progress import Progress
+from mp_agent.node.accounting.tracker import AccountContext
+from tests.agent.node.builders import merged_step
 from tests.alerting.examples.example import Example, Examples, Track, flat, halving, ramp
 
+LATE = 5000
+"""Steps of a run that is long past its calibration."""
+_LOW = (
+    "loss_scale_reduced",
+    "loss_scale_very_low",
+    "loss_scale_low",
+    "loss_scale_share_of_initial",
+)
 
-def resumed_elsewhere(steps_per_minute: float, samples: int) -> tuple[Track, ...]:
-    """Return, for examples, the steps of a run resumed at step 90 000 under a new node agent."""
+
+def scaled(
+    *scales: float,
+    after: int = LATE,
+    initial: float = 65536,
+    calibrated: float | None = None,
+    steps: int = 60,
+) -> tuple[Track, ...]:
+    """Return what the node agent makes of a scale, given by the minute.
+
+    after: steps of the attempt before minute 0. calibrated: the scale then, if it was another.
+    steps: so many a minute.
+    """
+    first = calibrated or scales[0]
+    changes = [(500, first), (501, scales[0])]
+    past = {} if after < 500 else {"calibrated": first, "changes": changes}
+    tracker = LossScaleTracker(initial=initial, scale=scales[0], **past)
+    context = AccountContext(resolve({}), 120.0, Progress())
+    counts, low, known = [0.0], {name: [] for name in _LOW}, []
+    for minute, scale in enumerate(scales):
+        for step in range(steps):
+            sequence = after + minute * steps + step
+            tracker.observe(merged_step(sequence, loss_scale=scale), context)
+            counts[-1] += tracker.lowered_again
+        counts.append(counts[-1])
+        known.append(tracker.calibrated)
+        for name, values in low.items():
+            values.append(tracker.low_steps.get(name))
+    moves = [0, *(after - before for before, after in pairwise(scales))]
     return (
-        Track(run.STEP, ramp(90_000, steps_per_minute, samples)),
-        Track(run.STEPS, ramp(1, steps_per_minute, samples)),
+        Track(training.LOSS_SCALE, scales),
+        Track(training.LOSS_SCALE_INITIAL, (initial,)),
+        Track(training.LOSS_SCALE_CALIBRATED, tuple(known)),
+        Track(training.LOSS_SCALE_DECREASES, _counted(move < 0 for move in moves)),
+        Track(training.LOSS_SCALE_INCREASES, _counted(move > 0 for move in moves)),
+        Track(training.LOSS_SCALE_LOWERED_AGAIN, tuple(counts[:-1])),
+        *(
+            Track(training.LOSS_SCALE_LOW_STEPS, tuple(values), {"limit": name})
+            for name, values in low.items()
+        ),
     )
 
 
-def restarted_count(steps_per_minute: float, samples: int) -> tuple[Track, ...]:
-    """Return, for examples, the step of a run that restarts its count in minute 10."""
-    return (Track(run.STEP, (*ramp(5000, 60, 10), *ramp(1, steps_per_minute, samples - 10))),)
+def _counted(events: Sequence[bool]) -> tuple[float, ...]:
+    total, found = 0.0, []
+    for event in events:
+        total += event
+        found.append(total)
+    return tuple(found)
 
 
-def _loss_scale_low_and_falling_fires(scale: int) -> str:
+def _falling_fires(scale: int) -> str:
     return _DESCRIPTION.replace("{run}", "demo").replace("{value|number}", str(scale))
 
+
+def _low_fires(bound: str, scale: str) -> str:
+    return _description(bound).replace("{run}", "demo").replace("{value|number}", scale)
+
+
+_STAYS_LOW = {"MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING)}
+_FAR_BELOW = {"MpAgentLossScaleFarBelowInitial": (Severity.CRITICAL,)}
+_FALLING = {"MpAgentLossScaleLowAndFalling": (Severity.WARNING,)}
+_IN_ROW = {"MpAgentLossScaleConsecutiveDecreases": (Severity.WARNING,)}
+
+_COLLAPSE = Example(
+    title="the scale collapses long after calibration; the alert lasts longer",
+    minutes=48,
+    tracks=scaled(*flat(65536, 20), *halving(32768, 14), *flat(512, 15)),
+    fires={Severity.WARNING: _falling_fires(4)},
+    at=40,
+    not_yet=(28, 47),
+    also=_STAYS_LOW | _FAR_BELOW | _IN_ROW,
+)
 
 _SLOWLY = Example(
     title="a run calibrated to 512 whose scale is halved every twenty minutes",
     minutes=66,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(512, 20), *flat(256, 20), *flat(128, 20), 64)),
-        Track(training.LOSS_SCALE_INITIAL, (512,)),
-        Track(training.LOSS_SCALE_CALIBRATED, (512,)),
-    ),
-    fires={Severity.WARNING: _loss_scale_low_and_falling_fires(64)},
+    tracks=scaled(*flat(512, 20), *flat(256, 20), *flat(128, 20), *flat(64, 7), initial=512),
+    fires={Severity.WARNING: _falling_fires(64)},
     at=64,
-    not_yet=(59, 61),
+    not_yet=(59,),
 )
 
 _AT_ONCE = Example(
     title="three decreases within minutes, to a quarter of the calibrated value",
     minutes=28,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(512, 20), 256, 128, 64)),
-        Track(training.LOSS_SCALE_INITIAL, (512,)),
-        Track(training.LOSS_SCALE_CALIBRATED, (256,)),
-        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 20), 1, 2, 3)),
-    ),
-    fires={Severity.WARNING: _loss_scale_low_and_falling_fires(64)},
+    tracks=scaled(*flat(512, 20), 256, 128, *flat(64, 7), initial=512, calibrated=256),
+    fires={Severity.WARNING: _falling_fires(64)},
     at=25,
-    not_yet=(22,),
+    not_yet=(21,),
 )
 
 _SETTLED = Example(
-    title="a scale that fell before the recorded history, and has stayed at 64 for days",
+    title="a scale that fell long ago, and has stayed at 64",
     minutes=15,
-    tracks=(
-        Track(training.LOSS_SCALE, (64,)),
-        Track(training.LOSS_SCALE_INITIAL, (512,)),
-        Track(training.LOSS_SCALE_CALIBRATED, (512,)),
-    ),
+    tracks=scaled(*flat(64, 16), initial=512, after=90_000, calibrated=512),
 )
 
-_LOSS_SCALE_LOW_AND_FALLING_CALIBRATED_LOW = Example(
+_CALIBRATED_LOW = Example(
     title="a scale of 64 after calibration from 512",
     minutes=15,
-    tracks=(
-        Track(training.LOSS_SCALE, (512, 64)),
-        Track(training.LOSS_SCALE_INITIAL, (512,)),
-        Track(training.LOSS_SCALE_CALIBRATED, (64,)),
-    ),
+    tracks=scaled(512, *flat(64, 15), after=0, initial=512),
 )
-
-_COLLAPSE = Example(
-    title="the scale collapses long after calibration; the alert lasts longer",
-    minutes=40,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(65536, 20), *halving(32768, 14), 512)),
-        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 20), *ramp(1, 1, 14))),
-        Track(training.SKIPPED_STEPS, (*flat(0, 20), *ramp(1, 1, 14))),
-    ),
-    fires={Severity.WARNING: _loss_scale_low_and_falling_fires(4)},
-    at=40,
-    not_yet=(28, 30),
-    also={
-        "MpAgentLossScaleFarBelowInitial": (Severity.CRITICAL,),
-        "MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING),
-        "MpAgentOverflowRatioHigh": (Severity.WARNING,),
-    },
-)
-
-_STAYS_LOW = {"MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING)}
 
 _SAWTOOTH = Example(
     title="a sawtooth between 64 and 128",
     minutes=30,
-    tracks=(
-        Track(training.LOSS_SCALE, (64, 64, 128, 64) * 7),
-        Track(training.LOSS_SCALE_INITIAL, (128,)),
-        Track(training.LOSS_SCALE_CALIBRATED, (128,)),
-        Track(training.LOSS_SCALE_INCREASES, tuple((minute + 2) // 4 for minute in range(31))),
-        Track(training.LOSS_SCALE_DECREASES, tuple((minute + 1) // 4 for minute in range(31))),
-    ),
+    tracks=scaled(*(64, 64, 128, 64) * 7, *flat(64, 3), initial=128),
 )
 
-_LOSS_SCALE_LOW_AND_FALLING_CALIBRATION = Example(
+_CALIBRATION = Example(
     title="calibration from 65536 to 64",
     minutes=40,
-    tracks=(
-        Track(training.LOSS_SCALE, (65536, 64)),
-        Track(training.LOSS_SCALE_CALIBRATED, (*flat(None, 9), 64)),
-        Track(training.LOSS_SCALE_DECREASES, (0, 10)),
-        Track(training.SKIPPED_STEPS, (0, 10)),
-        Track(run.STEP, ramp(1, 60, 41)),
-        Track(run.STEPS, ramp(1, 60, 41)),
-    ),
+    tracks=scaled(65536, *halving(32768, 6), *flat(64, 34), after=0),
     also=_STAYS_LOW,
 )
 
-_LOSS_SCALE_LOW_AND_FALLING_CALIBRATION_ELSEWHERE = Example(
-    title="calibration after a resume at step 90 000 under a new node agent",
-    minutes=40,
+_CALIBRATION_AGAIN = Example(
+    title="calibration of the next attempt",
+    minutes=30,
     tracks=(
-        Track(training.LOSS_SCALE, (65536, 64)),
-        Track(training.LOSS_SCALE_CALIBRATED, (*flat(None, 9), 64)),
-        Track(training.LOSS_SCALE_DECREASES, (0, 10)),
-        Track(training.SKIPPED_STEPS, (0, 10)),
-        Track(run.STEP, ramp(90_000, 60, 41)),
-        Track(run.STEPS, ramp(1, 60, 41)),
+        *scaled(*flat(65536, 6), *halving(32768, 5), *flat(64, 20), after=0, steps=40),
+        Track(training.LOSS_SCALE_DECREASES, (*flat(40, 7), *ramp(41, 1, 10))),
     ),
-    also=_STAYS_LOW,
+    also={"MpAgentLossScaleLow": (Severity.WARNING,)},
 )
 
-_LOSS_SCALE_LOW_AND_FALLING_SLOW_CALIBRATION_AGAIN = Example(
-    title="calibration of the next attempt, which counts its steps from 1 and makes few of them",
-    minutes=50,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(65536, 42), *halving(1024, 5))),
-        Track(training.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale")),
-        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 42), *ramp(6, 1, 5))),
-        Track(run.STEP, (*ramp(5000, 60, 10), *ramp(1, 10, 41))),
-    ),
-)
-
-_LOSS_SCALE_LOW_AND_FALLING_CALIBRATION_AGAIN = Example(
-    title="calibration after a resume at an earlier step under the same node agent",
-    minutes=25,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(65536, 10), 64)),
-        Track(training.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale", *flat(None, 8), 64)),
-        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 10), 10)),
-        Track(run.STEP, (*ramp(5000, 60, 10), *ramp(3000, 60, 16))),
-    ),
-)
-
-_LOSS_SCALE_LOW_AND_FALLING_HUNG = Example(
+_HUNG = Example(
     title="a run that hung while the scale was falling",
     minutes=9,
-    tracks=(
-        Track(training.LOSS_SCALE, (256, 256, 256, 16)),
-        Track(training.LOSS_SCALE_INITIAL, (512,)),
-        Track(training.LOSS_SCALE_CALIBRATED, (512,)),
-        Track(training.LOSS_SCALE_DECREASES, (1, 1, 1, 5)),
-        Track(run.STEP, ramp(5000, 60, 4)),
-        Track(run.STEPS, ramp(5000, 60, 4)),
-    ),
+    tracks=scaled(*flat(256, 3), 16, initial=512, calibrated=512, steps=20),
 )
 
 _LOW_ON_PURPOSE = Example(
     title="a run that starts below the limit on purpose",
     minutes=30,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(64, 20), *halving(32, 4))),
-        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 20), *ramp(1, 1, 4))),
-        Track(training.LOSS_SCALE_INITIAL, (64,)),
-    ),
+    tracks=scaled(*flat(64, 20), *halving(32, 4), initial=64),
 )
 
 
@@ -208,8 +185,6 @@ _STORM = Example(
         Track(training.LOSS_SCALE, (None, None, 0.25)),
         Track(training.LOSS_SCALE_DECREASES, (None, None, 18)),
         Track(training.SKIPPED_STEPS, (None, None, 18)),
-        Track(run.STEP, (None, None, 18)),
-        Track(run.STEPS, (None, None, 18)),
     ),
     fires={
         Severity.CRITICAL: "The loss scale of run demo is down to 0.25 and gradients still "
@@ -222,12 +197,7 @@ _STORM = Example(
 _ONE_DIP = Example(
     title="one dip to 1, where the scale stays for 2000 steps without overflow",
     minutes=40,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(2, 5), *flat(1, 33), 2)),
-        Track(training.LOSS_SCALE_INITIAL, (16,)),
-        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 5), 1)),
-        Track(training.SKIPPED_STEPS, (*flat(0, 5), 1)),
-    ),
+    tracks=scaled(*flat(2, 5), *flat(1, 33), 2, initial=16),
 )
 
 _ENDED_AT_FLOOR = Example(
@@ -247,337 +217,180 @@ _NO_SCALER = Example(
 )
 
 
-def _falls(
-    minute: int, times: int, *, every: int = 1, until: int = 50, grows: bool = False
-) -> tuple[Track, ...]:
-    """Return a scale that is halved so often from a minute on; grows: once more upwards then."""
-    count = tuple(float(min(max(m - minute + every, 0) // every, times)) for m in range(until + 1))
-    end = minute + every * times
-    in_row = tuple(0.0 if grows and m >= end else c for m, c in enumerate(count))
-    risen = tuple(float(grows and m >= end) for m in range(until + 1))
-    scale = (65536 * 0.5 ** (c - r) for c, r in zip(count, risen, strict=True))
-    return (
-        Track(training.LOSS_SCALE, tuple(scale)),
-        Track(training.LOSS_SCALE_DECREASES, count),
-        Track(training.LOSS_SCALE_INCREASES, risen),
-        Track(training.LOSS_SCALE_CONSECUTIVE_DECREASES, in_row),
-    )
-
-
 _FIVE = Example(
-    title="five decreases, one per minute, and no increase",
+    title="five decreases, one per minute, and no increase; the alert lasts longer",
     minutes=50,
-    tracks=_falls(20, 5),
+    tracks=scaled(*flat(65536, 20), *halving(32768, 5), *flat(65536, 26)),
     fires={
-        Severity.WARNING: "The loss scale of run demo was lowered 5 consecutive times in the "
-        "last <loss_scale_window>."
+        Severity.WARNING: "The loss scale of run demo was lowered <loss_scale_decreases_in_row> or "
+        "more consecutive times within <loss_scale_change_steps> steps."
     },
     at=36,
     not_yet=(23, 50),
-    also={"MpAgentLossScaleLow": (Severity.INFO,)},
 )
 
 _FOUR_AND_UP = Example(
     title="four decreases, then one growth",
-    minutes=50,
-    tracks=_falls(20, 4, grows=True),
-    also={"MpAgentLossScaleLow": (Severity.INFO,)},
+    minutes=40,
+    tracks=scaled(*flat(65536, 20), *halving(32768, 4), 8192, *halving(4096, 4)),
 )
 
 _FAR_APART = Example(
-    title="five decreases over an hour and a half",
-    minutes=100,
-    tracks=_falls(20, 5, every=18, until=100),
+    title="five decreases, far apart",
+    minutes=60,
+    tracks=scaled(*(65536 * 0.5 ** (min(minute, 44) // 9) for minute in range(61))),
     also={"MpAgentLossScaleLow": (Severity.INFO,)},
 )
 
-_LOSS_SCALE_CONSECUTIVE_DECREASES_CALIBRATION = Example(
+_IN_ROW_CALIBRATION = Example(
     title="calibration from 65536 to 1024",
     minutes=25,
-    tracks=(
-        Track(training.LOSS_SCALE, (*halving(65536, 7), 16384)),
-        Track(training.LOSS_SCALE_CALIBRATED, (*flat(None, 8), 16384)),
-        Track(training.LOSS_SCALE_DECREASES, (*ramp(0, 1, 7), 6)),
-        Track(training.LOSS_SCALE_CONSECUTIVE_DECREASES, (*ramp(0, 1, 7), 0)),
-        Track(training.LOSS_SCALE_INCREASES, (*flat(0, 7), 4)),
-        Track(run.STEP, ramp(1, 60, 26)),
-        Track(run.STEPS, ramp(1, 60, 26)),
-    ),
+    tracks=scaled(*halving(65536, 7), *flat(16384, 19), after=0),
 )
 
 _UP_AND_DOWN = Example(
     title="a scale of short growth intervals that goes up and down every minute",
     minutes=30,
-    tracks=(
-        Track(training.LOSS_SCALE, (65536, 32768) * 15),
-        Track(training.LOSS_SCALE_DECREASES, tuple((minute + 1) // 2 for minute in range(31))),
-        Track(training.LOSS_SCALE_INCREASES, tuple(minute // 2 for minute in range(31))),
-        Track(training.LOSS_SCALE_CONSECUTIVE_DECREASES, (0, 1) * 15),
-    ),
-)
-
-_FALLS_OF_NEW_SCALER = (
-    Track(training.LOSS_SCALE, (*flat(65536, 45), *halving(32768, 7), 16384)),
-    Track(training.LOSS_SCALE_DECREASES, (*flat(0, 45), *ramp(1, 1, 7))),
-    Track(training.LOSS_SCALE_CONSECUTIVE_DECREASES, (*flat(0, 45), *ramp(1, 1, 7), 0)),
-)
-
-_LOSS_SCALE_CONSECUTIVE_DECREASES_CALIBRATION_ELSEWHERE = Example(
-    title="calibration after a resume at step 90 000 under a new node agent",
-    minutes=60,
-    tracks=(*_FALLS_OF_NEW_SCALER, *resumed_elsewhere(6, 61)),
-)
-
-_LOSS_SCALE_CONSECUTIVE_DECREASES_SLOW_CALIBRATION_AGAIN = Example(
-    title="calibration of the next attempt, which counts its steps from 1 and makes few of them",
-    minutes=60,
-    tracks=(*_FALLS_OF_NEW_SCALER, *restarted_count(6, 61)),
-)
-
-_LOSS_SCALE_CONSECUTIVE_DECREASES_CALIBRATION_AGAIN = Example(
-    title="calibration after a resume at an earlier step under the same node agent",
-    minutes=45,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(65536, 30), *halving(32768, 7), 16384)),
-        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 30), *ramp(1, 1, 7))),
-        Track(training.LOSS_SCALE_CONSECUTIVE_DECREASES, (*flat(0, 30), *ramp(1, 1, 7), 0)),
-        Track(run.STEP, (*ramp(5000, 60, 30), *ramp(4000, 60, 16))),
-    ),
-)
-
-_LOSS_SCALE_CONSECUTIVE_DECREASES_HUNG = Example(
-    title="a run that hung while the scale was falling",
-    minutes=18,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(65536, 10), 2048)),
-        Track(training.LOSS_SCALE_DECREASES, (*flat(0, 12), 5)),
-        Track(training.LOSS_SCALE_CONSECUTIVE_DECREASES, (*flat(0, 12), 5)),
-        Track(run.STEP, ramp(5000, 60, 10)),
-        Track(run.STEPS, ramp(5000, 60, 10)),
-    ),
+    tracks=scaled(*(65536, 32768) * 15),
 )
 
 
 _COLLAPSED = Example(
     title="a scale that falls from 65536 to 512 over an afternoon; the alert lasts longer",
-    minutes=150,
-    tracks=(
-        Track(
-            training.LOSS_SCALE,
-            (
-                *(65536 * 0.5 ** (minute // 18) for minute in range(132)),
-                *flat(512, 10),
-                1024,
-            ),
-        ),
-        Track(training.LOSS_SCALE_CALIBRATED, (16384,)),
+    minutes=165,
+    tracks=scaled(
+        *(65536 * 0.5 ** (minute // 18) for minute in range(132)),
+        *flat(512, 10),
+        *flat(65536, 24),
+        calibrated=16384,
     ),
     fires={
         Severity.CRITICAL: "The loss scale of run demo has fallen to 512, less than "
-        "<loss_scale_share_of_initial> of its initial value."
+        "<loss_scale_share_of_initial> of its initial value, for <loss_scale_collapsed_steps> "
+        "steps or more."
     },
     at=148,
-    not_yet=(125,),
-    also={"MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING)},
+    not_yet=(128, 164),
+    also=_STAYS_LOW,
 )
 
 _CALIBRATING = Example(
     title="calibration that overshoots to 512 and recovers",
     minutes=30,
-    tracks=(
-        Track(training.LOSS_SCALE, (*halving(65536, 8), *flat(512, 4), 16384)),
-        Track(training.LOSS_SCALE_CALIBRATED, (*flat(None, 20), 16384)),
-        Track(run.STEP, ramp(1, 25, 31)),
-        Track(run.STEPS, ramp(1, 25, 31)),
-    ),
+    tracks=scaled(*halving(65536, 8), *flat(512, 4), *flat(16384, 19), after=0, steps=40),
 )
 
-_LOSS_SCALE_FAR_BELOW_INITIAL_CALIBRATED_LOW = Example(
+_ENDS_LOW = Example(
     title="calibration that ends at 64: low, but no collapse",
     minutes=45,
-    tracks=(
-        Track(training.LOSS_SCALE, (65536, 64)),
-        Track(training.LOSS_SCALE_CALIBRATED, (*flat(None, 8), 64)),
-        Track(run.STEP, ramp(1, 60, 46)),
-        Track(run.STEPS, ramp(1, 60, 46)),
-    ),
-    also={"MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING)},
+    tracks=scaled(65536, *flat(64, 45), after=0),
+    also=_STAYS_LOW,
 )
 
 _AT_THE_BORDER = Example(
     title="one halving of a scale that was just above the limit after calibration",
-    minutes=12,
-    tracks=(
-        Track(training.LOSS_SCALE, (1024, 512)),
-        Track(training.LOSS_SCALE_CALIBRATED, (1024,)),
-    ),
-    also={"MpAgentLossScaleLow": (Severity.WARNING,)},
+    minutes=9,
+    tracks=scaled(1024, *flat(512, 9)),
 )
 
 _FELL_ON = Example(
-    title="a scale that falls from 512, where calibration had left it, to 64 within an hour",
+    title="a scale that falls from 512, where calibration had left it, to 64",
     minutes=80,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(512, 20), *flat(256, 20), *flat(128, 20), 64)),
-        Track(training.LOSS_SCALE_CALIBRATED, (512,)),
-    ),
-    also={
-        "MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING),
-        "MpAgentLossScaleLowAndFalling": (Severity.WARNING,),
-    },
+    tracks=scaled(*flat(512, 20), *flat(256, 20), *flat(128, 20), *flat(64, 21)),
+    also=_STAYS_LOW | _FALLING,
 )
 
 _COLLAPSED_FROM_LOW = Example(
     title="a scale that collapses from 512, where calibration had left it, to 4",
     minutes=40,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(512, 20), *halving(256, 7))),
-        Track(training.LOSS_SCALE_CALIBRATED, (512,)),
-    ),
+    tracks=scaled(*flat(512, 20), *halving(256, 7), *flat(4, 14)),
     fires={
         Severity.CRITICAL: "The loss scale of run demo has fallen to 4, less than "
-        "<loss_scale_share_of_initial> of its initial value."
+        "<loss_scale_share_of_initial> of its initial value, for <loss_scale_collapsed_steps> "
+        "steps or more."
     },
     at=38,
     not_yet=(25,),
-    also={
-        "MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING),
-        "MpAgentLossScaleLowAndFalling": (Severity.WARNING,),
-    },
+    also=_STAYS_LOW | _FALLING | _IN_ROW,
 )
 
-_LOSS_SCALE_FAR_BELOW_INITIAL_CALIBRATION_AGAIN = Example(
-    title="a resumed run that repeats its calibration",
-    minutes=25,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(65536, 10), 64)),
-        Track(training.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale", *flat(None, 8), 64)),
-        Track(run.STEP, (*ramp(5000, 60, 10), *ramp(3000, 60, 16))),
-    ),
+_FAR_BELOW_CALIBRATION_AGAIN = Example(
+    title="calibration of the next attempt",
+    minutes=15,
+    tracks=scaled(*flat(65536, 5), *flat(64, 7), *flat(16384, 4), after=0, steps=40),
 )
 
 _BRIEF = Example(
-    title="a dip of a minute",
-    minutes=40,
-    tracks=(Track(training.LOSS_SCALE, (*flat(65536, 20), 512, 1024)),),
-    also={"MpAgentLossScaleLow": (Severity.INFO,)},
+    title="a dip of some steps",
+    minutes=30,
+    tracks=scaled(*flat(65536, 20), *flat(512, 3), *flat(16384, 8)),
 )
 
-_LOSS_SCALE_FAR_BELOW_INITIAL_HUNG = Example(
+_FAR_BELOW_HUNG = Example(
     title="a run that hung right after its scale fell",
     minutes=18,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(65536, 10), 512)),
-        Track(run.STEP, ramp(5000, 60, 11)),
-        Track(run.STEPS, ramp(5000, 60, 11)),
-    ),
+    tracks=scaled(*flat(65536, 10), 512),
 )
-
-
-def _loss_scale_low_fires(bound: Limit, hold: Duration, scale: str) -> str:
-    text = _description(bound, hold)
-    return text.replace("{run}", "demo").replace("{value|number}", scale)
 
 
 _BOTH = Example(
     title="a scale that settles at 512; the alert lasts beyond the next increase",
-    minutes=55,
-    tracks=(Track(training.LOSS_SCALE, (*flat(8192, 20), *flat(512, 30), 65536)),),
+    minutes=62,
+    tracks=scaled(*flat(8192, 20), *flat(512, 30), *flat(65536, 13)),
     fires={
-        Severity.WARNING: _loss_scale_low_fires(_VERY_LOW, _VERY_LOW_HOLD, "512"),
-        Severity.INFO: _loss_scale_low_fires(_REDUCED, _REDUCED_HOLD, "512"),
+        Severity.WARNING: _low_fires("loss_scale_very_low", "512"),
+        Severity.INFO: _low_fires("loss_scale_reduced", "512"),
     },
     at=54,
-    not_yet=(13,),
-    also={"MpAgentLossScaleFarBelowInitial": (Severity.CRITICAL,)},
+    not_yet=(13, 61),
+    also=_FAR_BELOW,
 )
 
 _REDUCED_ONLY = Example(
     title="a scale of 8192 for a long time",
     minutes=35,
-    tracks=(Track(training.LOSS_SCALE, (*flat(65536, 10), 8192)),),
-    fires={Severity.INFO: _loss_scale_low_fires(_REDUCED, _REDUCED_HOLD, "8192")},
+    tracks=scaled(*flat(65536, 10), *flat(8192, 26)),
+    fires={Severity.INFO: _low_fires("loss_scale_reduced", "8192")},
     at=30,
-    not_yet=(24,),
+    not_yet=(23,),
 )
 
 _PASSING = Example(
-    title="dips below both limits for a few minutes",
+    title="dips below both limits for some hundred steps",
     minutes=50,
-    tracks=(Track(training.LOSS_SCALE, (*flat(65536, 10), *flat(8192, 13), *flat(65536, 12),
-                                       *flat(1000, 8), 65536)),),
-)  # fmt: skip
+    tracks=scaled(
+        *flat(65536, 10), *flat(8192, 13), *flat(65536, 12), *flat(1000, 8), *flat(65536, 8)
+    ),
+)
 
 _ON_PURPOSE = Example(
     title="an initial scale of 4096 that stays",
     minutes=25,
-    tracks=(
-        Track(training.LOSS_SCALE, (4096,)),
-        Track(training.LOSS_SCALE_INITIAL, (4096,)),
-        Track(training.LOSS_SCALE_CALIBRATED, (4096,)),
-    ),
+    tracks=scaled(*flat(4096, 26), initial=4096),
 )
 
 _LOWER_ON_PURPOSE = Example(
     title="an initial scale of 512 that stays",
     minutes=25,
-    tracks=(
-        Track(training.LOSS_SCALE, (512,)),
-        Track(training.LOSS_SCALE_INITIAL, (512,)),
-        Track(training.LOSS_SCALE_CALIBRATED, (512,)),
-    ),
+    tracks=scaled(*flat(512, 26), initial=512),
 )
 
-_LOSS_SCALE_LOW_CALIBRATION = Example(
-    title="a long calibration of slow steps that ends high",
+_LONG_CALIBRATION = Example(
+    title="a long calibration that ends high",
     minutes=60,
-    tracks=(
-        Track(training.LOSS_SCALE, (65536, *flat(512, 45), 32768)),
-        Track(training.LOSS_SCALE_CALIBRATED, (*flat(None, 50), 32768)),
-        Track(run.STEP, ramp(1, 6, 61)),
-        Track(run.STEPS, ramp(1, 6, 61)),
-    ),
+    tracks=scaled(65536, *flat(512, 45), *flat(32768, 15), after=0, steps=10),
 )
 
-_LOSS_SCALE_LOW_CALIBRATION_AGAIN = Example(
-    title="calibration after a resume at an earlier step under the same node agent",
-    minutes=48,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(65536, 20), *flat(512, 25), 32768)),
-        Track(training.LOSS_SCALE_CALIBRATED, (*flat(65536, 20), "stale", *flat(None, 25), 32768)),
-        Track(run.STEP, (*ramp(5000, 60, 20), *ramp(4000, 60, 29))),
-    ),
-)
-
-_LOSS_SCALE_LOW_CALIBRATION_ELSEWHERE = Example(
-    title="calibration after a resume at step 90 000 under a new node agent",
+_LOW_CALIBRATION_AGAIN = Example(
+    title="calibration of the next attempt",
     minutes=35,
-    tracks=(
-        Track(training.LOSS_SCALE, (65536, 512)),
-        Track(training.LOSS_SCALE_CALIBRATED, (None,)),
-        *resumed_elsewhere(6, 36),
-    ),
+    tracks=scaled(*flat(65536, 10), *flat(512, 10), *flat(32768, 16), after=0, steps=24),
 )
 
-_LOSS_SCALE_LOW_SLOW_CALIBRATION_AGAIN = Example(
-    title="calibration of the next attempt, which counts its steps from 1 and makes few of them",
-    minutes=65,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(65536, 42), 512)),
-        Track(training.LOSS_SCALE_CALIBRATED, (*flat(65536, 10), "stale")),
-        *restarted_count(6, 66),
-    ),
-)
-
-_LOSS_SCALE_LOW_HUNG = Example(
+_LOW_HUNG = Example(
     title="a run that hung with a low scale",
     minutes=29,
-    tracks=(
-        Track(training.LOSS_SCALE, (*flat(65536, 8), 1000)),
-        Track(run.STEP, ramp(5000, 60, 10)),
-        Track(run.STEPS, ramp(5000, 60, 10)),
-    ),
-    also={"MpAgentRunStalled": (Severity.WARNING,)},
+    tracks=scaled(*flat(65536, 8), 1000, 1000),
 )
 
 
@@ -586,13 +399,11 @@ EXAMPLES = {
         firing=(_COLLAPSE, _SLOWLY, _AT_ONCE),
         quiet=(
             _SAWTOOTH,
-            _LOSS_SCALE_LOW_AND_FALLING_CALIBRATION,
-            _LOSS_SCALE_LOW_AND_FALLING_CALIBRATION_ELSEWHERE,
-            _LOSS_SCALE_LOW_AND_FALLING_CALIBRATION_AGAIN,
-            _LOSS_SCALE_LOW_AND_FALLING_SLOW_CALIBRATION_AGAIN,
-            _LOSS_SCALE_LOW_AND_FALLING_HUNG,
+            _CALIBRATION,
+            _CALIBRATION_AGAIN,
+            _HUNG,
             _SETTLED,
-            _LOSS_SCALE_LOW_AND_FALLING_CALIBRATED_LOW,
+            _CALIBRATED_LOW,
             _LOW_ON_PURPOSE,
         ),
     ),
@@ -606,23 +417,20 @@ EXAMPLES = {
             _FOUR_AND_UP,
             _FAR_APART,
             _UP_AND_DOWN,
-            _LOSS_SCALE_CONSECUTIVE_DECREASES_CALIBRATION,
-            _LOSS_SCALE_CONSECUTIVE_DECREASES_CALIBRATION_AGAIN,
-            _LOSS_SCALE_CONSECUTIVE_DECREASES_CALIBRATION_ELSEWHERE,
-            _LOSS_SCALE_CONSECUTIVE_DECREASES_SLOW_CALIBRATION_AGAIN,
-            _LOSS_SCALE_CONSECUTIVE_DECREASES_HUNG,
+            _IN_ROW_CALIBRATION,
+            _CALIBRATION_AGAIN,
         ),
     ),
     "MpAgentLossScaleFarBelowInitial": Examples(
         firing=(_COLLAPSED, _COLLAPSED_FROM_LOW),
         quiet=(
             _CALIBRATING,
-            _LOSS_SCALE_FAR_BELOW_INITIAL_CALIBRATED_LOW,
+            _ENDS_LOW,
             _FELL_ON,
             _AT_THE_BORDER,
-            _LOSS_SCALE_FAR_BELOW_INITIAL_CALIBRATION_AGAIN,
+            _FAR_BELOW_CALIBRATION_AGAIN,
             _BRIEF,
-            _LOSS_SCALE_FAR_BELOW_INITIAL_HUNG,
+            _FAR_BELOW_HUNG,
         ),
     ),
     "MpAgentLossScaleLow": Examples(
@@ -631,11 +439,9 @@ EXAMPLES = {
             _PASSING,
             _ON_PURPOSE,
             _LOWER_ON_PURPOSE,
-            _LOSS_SCALE_LOW_CALIBRATION,
-            _LOSS_SCALE_LOW_CALIBRATION_AGAIN,
-            _LOSS_SCALE_LOW_CALIBRATION_ELSEWHERE,
-            _LOSS_SCALE_LOW_SLOW_CALIBRATION_AGAIN,
-            _LOSS_SCALE_LOW_HUNG,
+            _LONG_CALIBRATION,
+            _LOW_CALIBRATION_AGAIN,
+            _LOW_HUNG,
         ),
     ),
 }

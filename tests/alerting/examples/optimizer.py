@@ -1,8 +1,9 @@
 """Examples of alerts on what the optimizer makes of gradients."""
 
 from mp_agent.alerting.severity import Severity
-from mp_agent.catalog.metrics import optimizer
-from tests.alerting.examples.example import Example, Examples, Track, flat
+from mp_agent.catalog.metric import Metric
+from mp_agent.catalog.metrics import gradient_layers, optimizer
+from tests.alerting.examples.example import Example, Examples, Track, Value, flat, ramp
 
 _NAMED = (
     "In 2 layer(s) of run demo, gradients were more than <moment_rms_high> times what Adam's "
@@ -40,10 +41,23 @@ _NONE = Example(
 )
 
 
+def _sampled(
+    metric: Metric, limit: str, shares: tuple[Value, ...], *steps: float
+) -> tuple[Track, ...]:
+    """Return a share by the minute, and over how many steps it has been too large."""
+    return (
+        Track(metric, shares),
+        Track(gradient_layers.SUSTAINED_STEPS, steps, {"limit": limit}),
+    )
+
+
+_LASTING, _BRIEF = (*flat(0, 5), *ramp(0, 60, 15)), (*ramp(0, 60, 4), 0)
+
+
 _MOST = Example(
     title="most updates of BF16 weights are rounded away",
     minutes=20,
-    tracks=(Track(optimizer.UPDATES_LOST, (*flat(0.2, 5), 0.8)),),
+    tracks=_sampled(optimizer.UPDATES_LOST, "updates_lost", (*flat(0.2, 5), 0.8), *_LASTING),
     fires={
         Severity.WARNING: "80% of the updates of 16-bit weights in run demo do not change the "
         "weight: they are smaller than half the spacing of its format."
@@ -61,7 +75,7 @@ _UPDATES_LOST_SOME = Example(
 _SHORT = Example(
     title="a warm-up that begins with tiny learning rates",
     minutes=20,
-    tracks=(Track(optimizer.UPDATES_LOST, (*flat(0.9, 4), 0.3)),),
+    tracks=_sampled(optimizer.UPDATES_LOST, "updates_lost", (*flat(0.9, 4), 0.3), *_BRIEF),
 )
 
 
@@ -73,7 +87,9 @@ _TEXT = (
 _SMALL_MOMENTS = Example(
     title="second moments whose root is below epsilon in most elements",
     minutes=20,
-    tracks=(Track(optimizer.ADAM_BELOW_EPSILON, (*flat(0.1, 5), 0.7)),),
+    tracks=_sampled(
+        optimizer.ADAM_BELOW_EPSILON, "adam_below_epsilon", (*flat(0.1, 5), 0.7), *_LASTING
+    ),
     fires={Severity.WARNING: _TEXT},
     at=15,
     not_yet=(6,),
@@ -85,7 +101,6 @@ _FP16_STATE = Example(
     tracks=(Track(optimizer.ADAM_EPSILON_LOST, (1,)),),
     fires={Severity.WARNING: _TEXT},
     at=10,
-    not_yet=(3,),
 )
 
 _ADAM_EPSILON_UNSAFE_SOME = Example(
@@ -97,7 +112,16 @@ _ADAM_EPSILON_UNSAFE_SOME = Example(
 _ONE_LOOK = Example(
     title="tiny gradients in the first samples",
     minutes=20,
-    tracks=(Track(optimizer.ADAM_BELOW_EPSILON, (*flat(0.9, 4), 0.02)),),
+    tracks=_sampled(
+        optimizer.ADAM_BELOW_EPSILON,
+        "adam_below_epsilon",
+        (*flat(0.9, 4), 0.02),
+        0,
+        60,
+        120,
+        180,
+        0,
+    ),
 )
 
 

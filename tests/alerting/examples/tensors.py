@@ -8,7 +8,7 @@ from mp_agent.alerting.conditions.tensors import (
 from mp_agent.alerting.expressions.terms import Limit
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metrics import reinforcement, tensors
-from tests.alerting.examples.example import Example, Examples, Track, flat
+from tests.alerting.examples.example import Example, Examples, Track, flat, ramp
 
 
 def _track(bound: Limit, *steps: float) -> Track:
@@ -46,6 +46,12 @@ _OFF = Example(
 )
 
 
+def _lasting(tensor: str, limit: str) -> Track:
+    """Return over how many steps a tensor has been beyond a limit, from minute 5 on."""
+    steps = (*flat(0, 5), *ramp(0, 60, 15))
+    return Track(tensors.TENSOR_SUSTAINED_STEPS, steps, {"tensor": tensor, "limit": limit})
+
+
 _REDUCTION_SWALLOWS_TENSOR = {"tensor": "token losses"}
 
 _LONG_SUM = Example(
@@ -55,6 +61,7 @@ _LONG_SUM = Example(
         Track(
             tensors.TENSOR_REDUCTION_SWALLOWED, (*flat(0.001, 5), 0.34), _REDUCTION_SWALLOWS_TENSOR
         ),
+        _lasting("token losses", "reduction_swallowed"),
     ),
     fires={
         Severity.WARNING: "A sum of tensor token losses of run demo in its own dtype loses 34% of "
@@ -86,6 +93,7 @@ _RAW_FEATURE = Example(
     minutes=20,
     tracks=(
         Track(tensors.TENSOR_SLICE_IMBALANCE, (*flat(8, 5), 52000), _DIMENSION_IMBALANCE_TENSOR),
+        _lasting("inputs", "dimension_imbalance"),
         Track(
             tensors.IMBALANCED_TENSOR,
             (*flat(None, 5), 1),
