@@ -8,6 +8,7 @@ from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions.terms import (
     Compare,
     Number,
+    Seen,
     Series,
     all_of,
     any_of,
@@ -18,7 +19,6 @@ from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metrics import optimizer
 
-_BELOW = Series(metric=optimizer.ADAM_BELOW_EPSILON)
 _ADAM_EPSILON_UNSAFE_LOST = Series(metric=optimizer.ADAM_EPSILON_LOST)
 
 
@@ -31,21 +31,34 @@ ADAM_EPSILON_UNSAFE = Condition(
     "underflows makes the update infinite.",
     confirm="mp_agent_adam_below_epsilon_ratio and mp_agent_adam_epsilon_lost_ratio.",
     remedies=(
-        "For state in FP16: use an epsilon of 1e-7 or more, or keep the state in FP32.",
+        "For state in FP16: keep weights and state in FP32 and compute by autocast, or keep FP32 "
+        "masters; else use an epsilon of 1e-4 or more.",
         "For second moments below epsilon: lower epsilon, with state in FP32, or stop dividing "
         "the loss by large constants.",
     ),
     why="Epsilon is to prevent a division by zero without setting the size of the update: it has "
-    "to lie between the format's smallest number and the root of the second moments. Judged only "
-    "if the setting measure_updates is on.",
+    "to lie between the format's smallest number and the root of the second moments. The formats "
+    "are known from the first step on; the second moments are looked at if the setting "
+    "measure_updates is on.",
     levels=(
+        Level(
+            severity=Severity.CRITICAL,
+            triage=Triage(
+                weights="divided by 0 wherever a second moment rounds to 0, and then NaN or Inf",
+                now="stop, and start again with FP32 weights and state, or eps=1e-4",
+            ),
+            when=Seen(
+                Series(metric=optimizer.ZERO_EPSILON, keep=("optimizer", "format", "epsilon"))
+            ),
+            description="{optimizer} of run {run} keeps its state in {format}, which rounds its "
+            "epsilon of {epsilon} to 0: where a second moment rounds to 0 too, the update is NaN "
+            "or Inf. Keep weights and state in FP32, or set eps to 1e-4 or more.",
+            reason="No delay: it is so from the first step on.",
+        ),
         Level(
             severity=Severity.WARNING,
             when=any_of(
-                all_of(
-                    Compare(_BELOW, ">", limit("adam_below_epsilon")),
-                    sustained("adam_below_epsilon"),
-                ),
+                sustained("adam_below_epsilon"),
                 Compare(_ADAM_EPSILON_UNSAFE_LOST, ">", Number(0)),
             ),
             description="Adam's epsilon does not suit the second moments of run {run}: it is "
@@ -57,19 +70,21 @@ ADAM_EPSILON_UNSAFE = Condition(
     quiet=(
         "a minority of elements with tiny second moments, such as of rare tokens",
         "tiny gradients in the first samples",
+        "an epsilon of 1e-8 with state in FP32",
     ),
     follows_from=("MpAgentGradientVanishing", "MpAgentNothingTrained"),
     needs=((Quantity.OPTIMIZER,),),
     knobs=(less_above("adam_below_epsilon"),),
     guidance=Guidance(
-        harm="Updates are far smaller than intended, or at risk of becoming infinite. Look during "
-        "working hours; at once where the state is in FP16.",
+        harm="Critical: weights become NaN or Inf within the first steps. Warning: updates are far "
+        "smaller than intended; look during working hours.",
         query='mp_agent_adam_below_epsilon_ratio{run="RUN"} or '
         'mp_agent_adam_epsilon_lost_ratio{run="RUN"}',
         reading="The first is the share of elements whose second moment is below epsilon; the "
         "second is the share whose state's format cannot hold epsilon, 0 or 1 in most runs.",
         causes=(
-            "The optimizer's state is in FP16, because the model was cast by half().",
+            "The optimizer's state is in FP16, because the model was cast by half(): torch gives "
+            "the state the format of the weights.",
             "A loss that is divided by a large constant, so that all gradients are tiny.",
             "An epsilon that was raised to stabilize another run.",
         ),

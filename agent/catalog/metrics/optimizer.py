@@ -109,6 +109,11 @@ def _of_run(quantity: Quantity) -> Callable[[RunView], Reading]:
     return lambda run: quantity(run.latest.families.get(OPTIMIZER.name, {}))
 
 
+def _zero_epsilon(run: RunView) -> Reading:
+    name = run.facts.get("zero_epsilon_optimizer")
+    return {(name, "fp16", run.facts["zero_epsilon"]): 1.0} if name else None
+
+
 UPDATES_LOST = gauge(
     "mp_agent.updates.lost",
     "1",
@@ -133,6 +138,14 @@ ADAM_EPSILON_LOST = gauge(
     read=_of_run(
         lambda values: share(values, "lost_epsilon_elements", "moment_elements"),
     ),
+)
+ZERO_EPSILON = info(
+    "mp_agent.zero_epsilon.info",
+    labels=("optimizer", "format", "epsilon"),
+    help="An optimizer whose state is in FP16, which rounds its epsilon to 0, so that a second "
+    "moment that underflows makes it divide by 0; known from the first step on. Judged by the "
+    "format of the weights, which torch's optimizers give to their state.",
+    read=_zero_epsilon,
 )
 LAYERS_MOMENT_STALE = gauge(
     "mp_agent.layers.moment_stale",
@@ -222,6 +235,7 @@ UPDATE_METRICS = (
     UPDATES_LOST,
     ADAM_BELOW_EPSILON,
     ADAM_EPSILON_LOST,
+    ZERO_EPSILON,
     gauge(
         "mp_agent.moment.rms",
         "{factor}",

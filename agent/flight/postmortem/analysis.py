@@ -26,7 +26,9 @@ from mp_agent.records.steps import EndReason
 _ORIGINS = (Causes.NONFINITE_ON_ONE_RANK, Causes.NONFINITE_FORWARD, Causes.NONFINITE_BACKWARD)
 _GPU = Causes.GPU_ERROR
 _FOLLOWS_FROM: Mapping[Causes, tuple[Causes, ...]] = {
-    Causes.NONFINITE_ON_ONE_RANK: (_GPU,),
+    Causes.NONFINITE_ON_ONE_RANK: (_GPU, Causes.ZERO_EPSILON),
+    Causes.NONFINITE_FORWARD: (Causes.ZERO_EPSILON,),
+    Causes.NONFINITE_BACKWARD: (Causes.ZERO_EPSILON,),
     Causes.NONFINITE_UPDATE: (_GPU, *_ORIGINS),
     Causes.REPLICA_DIVERGENCE: (_GPU,),
     Causes.UNUSUAL_BATCH: (Causes.LEARNING_RATE_JUMP,),

@@ -71,6 +71,13 @@ class Causes(Enum):
         ("MpAgentNonFiniteUpdate",),
         phase="optimizer",
     )
+    ZERO_EPSILON = Cause(
+        "zero_epsilon",
+        "The optimizer divides by 0: its state's format rounds epsilon to 0",
+        ("MpAgentAdamEpsilonUnsafe",),
+        shown_by=(),
+        phase="optimizer",
+    )
     LOSS_SCALE_COLLAPSE = Cause(
         "loss_scale_collapse",
         "Loss-scale collapse: overflows that no lower scale prevents",

@@ -128,6 +128,8 @@ class MeasurementPlan:
     unsupported: tuple[str, ...]
     data_ranks: frozenset[int] = frozenset()
     """Ranks that train on data of their own, this one among them; empty where that is unknown."""
+    zero_epsilons: tuple[tuple[str, str], ...] = ()
+    """Class of the optimizer and epsilon, where the state's format rounds that to zero."""
     view: weakref.ref[LibraryOptimizer] | None = None
     """View of another library's optimizer, which may be called with gradients."""
 
@@ -284,6 +286,7 @@ def make_plan(
         reducers=Reducers(live.modules, identities),
         unsupported=tuple(unsupported),
         data_ranks=max((v.data_ranks for _, v, _ in measured), key=len, default=frozenset()),
+        zero_epsilons=zero_epsilons(optimizer),
         view=weakref.ref(optimizer) if isinstance(optimizer, LibraryOptimizer) else None,
     )
 
@@ -355,6 +358,28 @@ def fsdp_dtype(modules: Iterable[nn.Module]) -> torch.dtype | None:
         if isinstance(dtype, torch.dtype):
             return dtype
     return None
+
+
+_ROUNDS_TO_ZERO = 2.0**-25
+"""The largest number that FP16 rounds to zero."""
+
+
+def zero_epsilons(optimizer: Optimizer) -> tuple[tuple[str, str], ...]:
+    """Return class and epsilon of groups of torch's optimizers that divide by a state in FP16.
+
+    Their state takes the format of the parameters. Fused kernels add epsilon in FP32, and what
+    optimizers of other libraries do is not known.
+    """
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return ()
+    found: dict[tuple[str, str], None] = {}
+    for group in optimizer.param_groups:
+        epsilon = group.get("eps")
+        in_fp16 = any(each.dtype is torch.float16 for each in group["params"])
+        is_zero = isinstance(epsilon, float) and epsilon <= _ROUNDS_TO_ZERO
+        if in_fp16 and is_zero and not group.get("fused"):
+            found[type(optimizer).__name__, f"{epsilon:g}"] = None
+    return tuple(found)
 
 
 def _most_common_dtype(optimizer: Optimizer) -> torch.dtype:

@@ -128,7 +128,17 @@ def facts_of(
         ("fp8_library", traits.fp8_library),
         *trained,
         *traits.parameters.items(),
+        *_zero_epsilon(plans),
     )
+
+
+def _zero_epsilon(plans: Sequence[MeasurementPlan]) -> tuple[tuple[str, str], ...]:
+    """Return the first optimizer with an epsilon that is zero in its state's format."""
+    found = [pair for plan in plans for pair in plan.zero_epsilons]
+    if not found:
+        return ()
+    name, epsilon = found[0]
+    return (("zero_epsilon_optimizer", name), ("zero_epsilon", epsilon))
 
 
 def main_script() -> str:

@@ -92,9 +92,10 @@ def findings_of(
     values: Values | None = None,
     gpu_errors: Sequence[GpuError] = (),
     conditions: Sequence[ActiveCondition] = (),
+    **facts: str,
 ) -> dict[str, Diagnosis]:
     """Return what is found in a history, by cause."""
-    schema = make_schema(precision=precision)
+    schema = make_schema(precision=precision, **facts)
     logs = ranks or [make_log(segments=(Segment(schema=schema),))]
     evidence = Evidence(
         source=Path("record"),

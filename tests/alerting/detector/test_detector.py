@@ -27,7 +27,7 @@ from mp_agent.catalog.metrics import run, training
 
 LOSS = run.LOSS.prometheus_name
 PHASE = run.PHASE.prometheus_name
-TWO_MINUTES = duration("alive_window")
+TWO_MINUTES = duration("restart_hold")
 HIGH = Compare(Series(metric=run.LOSS), ">", Number(3))
 
 

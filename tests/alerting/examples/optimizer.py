@@ -103,6 +103,28 @@ _FP16_STATE = Example(
     at=10,
 )
 
+_ZERO_EPSILON = {"optimizer": "AdamW", "format": "fp16", "epsilon": "1e-08"}
+
+_FP16_WEIGHTS = Example(
+    title="a model cast by half() and an epsilon of 1e-8, from the first step on",
+    minutes=8,
+    tracks=(Track(optimizer.ZERO_EPSILON, (None, 1), _ZERO_EPSILON),),
+    fires={
+        Severity.CRITICAL: "AdamW of run demo keeps its state in fp16, which rounds its epsilon of "
+        "1e-08 to 0: where a second moment rounds to 0 too, the update is NaN or Inf. Keep weights "
+        "and state in FP32, or set eps to 1e-4 or more."
+    },
+    labels=_ZERO_EPSILON,
+    at=1,
+    not_yet=(0,),
+)
+
+_FP32_STATE = Example(
+    title="an epsilon of 1e-8 with state in FP32",
+    minutes=8,
+    tracks=(Track(optimizer.ADAM_EPSILON_LOST, (0,)),),
+)
+
 _ADAM_EPSILON_UNSAFE_SOME = Example(
     title="a minority of elements with tiny second moments, such as of rare tokens",
     minutes=20,
@@ -212,7 +234,7 @@ EXAMPLES = {
         quiet=(_UPDATES_LOST_SOME, _SHORT),
     ),
     "MpAgentAdamEpsilonUnsafe": Examples(
-        firing=(_SMALL_MOMENTS, _FP16_STATE),
-        quiet=(_ADAM_EPSILON_UNSAFE_SOME, _ONE_LOOK),
+        firing=(_SMALL_MOMENTS, _FP16_STATE, _FP16_WEIGHTS),
+        quiet=(_ADAM_EPSILON_UNSAFE_SOME, _ONE_LOOK, _FP32_STATE),
     ),
 }

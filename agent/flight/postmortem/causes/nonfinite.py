@@ -16,6 +16,8 @@ from mp_agent.flight.record.evidence import GpuError
 from mp_agent.records.merged import MergedStep
 
 _CALM_STEPS = 20
+_FIRST_STEPS = 100
+"""In which second moments that round to 0 show, if there are any."""
 
 
 def nonfinite(case: Case) -> Iterator[Diagnosis]:
@@ -24,6 +26,7 @@ def nonfinite(case: Case) -> Iterator[Diagnosis]:
     step = case.step_at(case.history.first_nonfinite_sequence)
     if first is None or step is None:
         return
+    yield from _zero_epsilon(case, step)
     several = len(step.present_ranks) > 1
     if first.phase == "backward":
         cause, arguments = Causes.NONFINITE_BACKWARD, _from_backward(case, step, first.layer)
@@ -40,6 +43,24 @@ def nonfinite(case: Case) -> Iterator[Diagnosis]:
         phase=cause.value.phase,
         arguments_for=(*arguments, *_sudden(case, step)),
     )
+
+
+def _zero_epsilon(case: Case, step: MergedStep) -> Iterator[Diagnosis]:
+    """Yield that an update can have written NaN or Inf without any in gradients or loss."""
+    facts = case.evidence.facts
+    if optimizer := facts.get("zero_epsilon_optimizer"):
+        text = (
+            f"{optimizer} keeps its state in FP16, which rounds its epsilon of "
+            f"{facts['zero_epsilon']} to 0: where a second moment rounds to 0 too, the update is "
+            "NaN or Inf."
+        )
+        yield Diagnosis(
+            cause=Causes.ZERO_EPSILON.value,
+            sequence=step.sequence,
+            step=step.step,
+            phase=Causes.ZERO_EPSILON.value.phase,
+            arguments_for=(Argument(text, DECISIVE if step.sequence <= _FIRST_STEPS else MEDIUM),),
+        )
 
 
 def _from_ranks(step: MergedStep) -> Iterator[Argument]:

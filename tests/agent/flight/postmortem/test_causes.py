@@ -283,3 +283,24 @@ def test_what_alerts_wait_minutes_for_is_found_in_a_record_of_seconds(step_secon
         for step in (*calm(60), *calm(30, first=61, norm=1e-7))
     ]
     assert findings_of(steps)["gradient_vanishing"].step == 61
+
+
+def test_nan_of_an_epsilon_that_is_zero_is_not_blamed_on_the_forward_pass():
+    steps = [
+        merged_step(1, norm=1.0, loss=2.0),
+        *(merged_step(n, loss_nonfinite=1.0) for n in (2, 3)),
+    ]
+    found = findings_of(steps, zero_epsilon_optimizer="AdamW", zero_epsilon="1e-08")
+    assert next(iter(found)) == "zero_epsilon"
+    finding = found["zero_epsilon"]
+    assert (finding.likelihood, finding.phase) == ("likely", "optimizer")
+    assert "AdamW keeps its state in FP16" in finding.arguments_for[0].text
+    assert found["nonfinite_forward"].follows == "zero_epsilon"
+
+
+def test_nan_with_an_epsilon_that_the_state_holds_is_not_blamed_on_the_optimizer():
+    steps = [
+        merged_step(1, norm=1.0, loss=2.0),
+        *(merged_step(n, loss_nonfinite=1.0) for n in (2, 3)),
+    ]
+    assert "zero_epsilon" not in findings_of(steps)

@@ -56,3 +56,52 @@ def test_tf32_is_reported_where_it_is_allowed(watch):
     finally:
         torch.set_float32_matmul_precision(before)
     assert _facts(watched)["matmul_format"] == "tf32"
+
+
+def _zero_epsilon(watched) -> str:
+    facts = dict(watched.read().schema.facts)
+    name = facts.get("zero_epsilon_optimizer", "")
+    return f"{name} {facts['zero_epsilon']}" if name else ""
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "NAdam", "RMSprop", "Adagrad"])
+def test_an_epsilon_that_fp16_state_rounds_to_zero_is_named_at_the_first_step(watch, kind):
+    watched, model = watch(), nn.Linear(4, 4).half()
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=1e-3)
+    epsilon = optimizer.param_groups[0]["eps"]
+    _step(model, optimizer)
+    assert _zero_epsilon(watched) == f"{kind} {epsilon:g}"
+    assert not all(bool(each.isfinite().all()) for each in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [
+        (torch.float32, {}),
+        (torch.bfloat16, {}),
+        (torch.float16, {"eps": 1e-4}),
+        (torch.float16, {"fused": True}),
+    ],
+)
+def test_an_epsilon_that_the_division_keeps_is_not(watch, dtype, settings):
+    watched, model = watch(), nn.Linear(4, 4).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **settings)
+    _step(model, optimizer)
+    assert _zero_epsilon(watched) == ""
+    assert all(bool(each.isfinite().all()) for each in model.parameters())
+
+
+def test_fp32_copies_of_fp16_weights_are_judged_as_such(watch):
+    watched, model = watch(), nn.Linear(4, 4).half()
+    copies = [nn.Parameter(each.detach().float()) for each in model.parameters()]
+    optimizer = torch.optim.AdamW(copies, lr=1e-3)
+    for copy in copies:
+        copy.grad = torch.full_like(copy, 1e-3)
+    optimizer.step()
+    assert _zero_epsilon(watched) == ""
