@@ -119,8 +119,9 @@ def decoded(content: bytes) -> str:
         raise UnreadableSource(f"cannot be decoded: {error}") from error
 
 
-_MAGIC = re.compile(r"^(\s*)([%!?]|\w+\s*=\s*[%!]|[\w.*]+\?{1,2}\s*$)")
+_MAGIC = re.compile(r"^(\s*)([%!?]|[\w.,\s\[\]]+=\s*[%!]|[\w.*]+\?{1,2}\s*$)")
 _TEXT_OR_COMMENT = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|#.*")
+_LONG_TEXT = re.compile(r"(\"{3}|'{3}).*?\1", re.DOTALL)
 _PYTHON_CELL = re.compile(r"%%(time|timeit|capture|prun|python|python3)\b")
 
 
@@ -132,10 +133,11 @@ class NotebookText(SourceText):
         lines: list[str] = []
         for cell in cells:
             self._starts.append(len(lines) + 1)
-            if cell.startswith("%%") and not _PYTHON_CELL.match(cell):
+            first = cell.lstrip()  # IPython leaves out empty lines before a magic of the cell
+            if first.startswith("%%") and not _PYTHON_CELL.match(first):
                 lines += ["\n"] * (cell.count("\n") + 1)
             else:
-                lines += _without_magics(cell.split("\n"))
+                lines += _without_magics(cell)
         super().__init__("".join(lines))
 
     def cell_of(self, line: int) -> tuple[int, int]:
@@ -163,16 +165,17 @@ def notebook_text(content: bytes) -> NotebookText:
     return NotebookText(cells)
 
 
-def _without_magics(lines: list[str]) -> Iterator[str]:
+def _without_magics(cell: str) -> Iterator[str]:
     """Yield lines with `pass` for magics, and empty ones for those on which a command goes on.
 
-    Within brackets, `%` is an operator.
+    Within brackets, `%` is an operator, and texts of several lines hold neither.
     """
     goes_on, depth = False, 0
-    for line in lines:
-        match = _MAGIC.match(line) if depth <= 0 else None
+    shown = _LONG_TEXT.sub(lambda text: '""' + "\n" * text.group().count("\n"), cell).split("\n")
+    for line, code in zip(cell.split("\n"), shown, strict=True):
+        match = _MAGIC.match(code) if depth <= 0 else None
         if match is None and not goes_on:
-            code = _TEXT_OR_COMMENT.sub("", line)
+            code = _TEXT_OR_COMMENT.sub("", code)
             depth += sum(map(code.count, "([{")) - sum(map(code.count, ")]}"))
         if goes_on:
             yield "\n"

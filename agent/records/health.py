@@ -47,6 +47,8 @@ class LossHistory:
     """Consecutive losses for which that rise was above its limit."""
     best: float | None = None
     """The best level so far."""
+    solved: bool = False
+    """Whether it is next to nothing of what it was at first."""
     lost_steps: int | None = None
     """Losses since the run has lost what it had learned; 0 while it has not."""
 
@@ -94,11 +96,13 @@ class NormStanding:
     """The usual gradient norm of an optimizer, and the largest that was ever usual.
 
     below: consecutive steps with a norm below each of the low thresholds, by name.
+    deviation: the standard deviation of the last usual ones.
     """
 
     usual: float | None
     peak: float | None
     below: Mapping[str, int]
+    deviation: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +215,19 @@ class Fp8Scaling:
     misscaled: int
     saturated_names: tuple[str, ...] = ()
     unused_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Flushing:
+    """Layers whose cast to FP8 rounds most of an input or a weight to zero, again and again.
+
+    share: the largest one in the last sample. flushed: how many layers; some by name, with the
+    operand.
+    """
+
+    share: float
+    flushed: int = 0
+    names: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.health import (
     BatchHealth,
+    Fp8Flushing,
     Fp8Scaling,
     Laggard,
     LatestValues,
@@ -167,6 +168,7 @@ class RunView:
     routers: RouterBalance | None = None
     """None before any was sampled."""
     fp8: Fp8Scaling | None = None
+    fp8_flushing: Fp8Flushing | None = None
     """None before any layer with delayed scaling was sampled."""
     tensors: TensorRows = field(default_factory=TensorRows)
     batches: BatchHealth = field(default_factory=BatchHealth)

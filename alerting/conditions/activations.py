@@ -203,6 +203,68 @@ FP8_SATURATION = Condition(
 )
 
 
+_LOST_MOST = Series(metric=fp8.LAYERS_FP8_FLUSHED)
+
+
+FP8_UNDERFLOW = Condition(
+    name="MpAgentFp8Underflow",
+    summary="FP8 rounds most of a layer's input or weight to zero.",
+    meaning="The layer casts a whole tensor by its largest element. E4M3 holds no more than 2^18 "
+    "between its largest and its smallest number: a few outliers leave zeros in place of the rest, "
+    "and the layer computes without it.",
+    confirm="mp_agent_fp8_flushed_layer_info names the layers; "
+    "mp_agent_layer_fp8_input_flushed_ratio and mp_agent_layer_fp8_weight_flushed_ratio have their "
+    "shares.",
+    remedies=(
+        "Scale by rows or blocks instead of whole tensors (recipe rowwise or MXFP8), so that an "
+        "outlier costs its own row only.",
+        "Leave the layer in BF16: layers behind attention or an activation, and the last ones, "
+        "have the largest outliers.",
+        "Find the outliers: a missing normalization before the layer, or a few channels that grow.",
+    ),
+    why="What is more than 2^18 below the largest element of its scale is zero in E4M3; fewer "
+    "elements to a scale mean fewer that an outlier can cost. Judged only if the setting "
+    "measure_fp8 is on, of layers that cast whole tensors.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=happened(_LOST_MOST),
+            keep=duration("layer_keep"),
+            description="In {value|count} layer(s) of run {run}, the cast to FP8 rounded more than "
+            "<fp8_flushed> of the non-zero elements of the input or the weight to zero in each of "
+            "the last <fp8_scaling_samples> samples."
+            "{mp_agent_fp8_flushed_layer_info| Among them: |layer operand}",
+            reason="No delay: the condition already requires consecutive samples; the alert lasts "
+            "beyond some samples.",
+        ),
+    ),
+    quiet=(
+        "a few per cent of small elements that a cast rounds to zero",
+        "layers that do not cast to FP8, or nothing measured",
+    ),
+    follows_from=("MpAgentActivationNearOverflow", "MpAgentGradientExplosion"),
+    needs=((Quantity.FP8,),),
+    knobs=(less_above("fp8_flushed"), less_above("fp8_scaling_samples")),
+    guidance=Guidance(
+        harm="No damage to the weights at once, but the layer computes with a part of its input: "
+        "the loss is higher than in BF16. Investigate during working hours.",
+        query='mp_agent_fp8_flushed_layer_info{run="RUN"}',
+        reading="The layers and operands that lose most of their non-zero elements; "
+        "mp_agent_fp8_flushed_layer_max_ratio is the largest share of any layer.",
+        causes=(
+            "Outliers in the input: a few channels or tokens that are far larger than the rest.",
+            "An input without a normalization before it, such as a product of gates.",
+            "Weights of which a few have grown by far, for lack of weight decay.",
+        ),
+        false_positives=(
+            "Inputs of which the small elements do not matter, as probabilities that are nearly 0.",
+        ),
+        samples=("scale_from_history",),
+        panels=(panels.FP8_FLUSHED, panels.FP8_RANGE, panels.LOSS),
+    ),
+)
+
+
 _SIZE = Series(metric=attention.OUTPUT_LOGSUMEXP_SIZE)
 _OUTPUT_LOGIT_DIVERGENCE_GROWTH = Series(metric=attention.OUTPUT_LOGSUMEXP_GROWTH)
 
@@ -332,4 +394,5 @@ CONDITIONS = (
     OUTPUT_LOGIT_DIVERGENCE,
     ROUTER_COLLAPSE,
     FP8_SATURATION,
+    FP8_UNDERFLOW,
 )

@@ -195,6 +195,11 @@ def _small_by_nature() -> Predicate:
     )
 
 
+def _solved() -> Predicate:
+    """Return whether there is hardly any loss left to make gradients of."""
+    return happened(Series(metric=training.LOSS_SOLVED, aggregate="min"))
+
+
 def _description(name: str) -> str:
     return (
         f"The gradient norm of run {{run}} has been below <{name}> for <{name}_steps> steps or "
@@ -202,6 +207,7 @@ def _description(name: str) -> str:
     )
 
 
+_EXCUSES = (loss_falling(), _small_by_nature(), _solved())
 _REASON = (
     "No delay: it takes so many steps, more the weaker the evidence, since small norms are often "
     "temporary; a single step above the limit starts anew."
@@ -231,21 +237,21 @@ GRADIENT_VANISHING = Condition(
                 now="save a checkpoint, and stop: the run learns nothing",
                 updated=UPDATED,
             ),
-            when=unless(*_below("grad_norm_vanished"), loss_falling(), _small_by_nature()),
+            when=unless(*_below("grad_norm_vanished"), *_EXCUSES),
             keep=_KEEP,
             reason=_REASON,
             description=_description("grad_norm_vanished"),
         ),
         Level(
             severity=Severity.WARNING,
-            when=unless(*_below("grad_norm_very_low"), loss_falling(), _small_by_nature()),
+            when=unless(*_below("grad_norm_very_low"), *_EXCUSES),
             keep=_KEEP,
             reason=_REASON,
             description=_description("grad_norm_very_low"),
         ),
         Level(
             severity=Severity.INFO,
-            when=unless(*_below("grad_norm_low")),
+            when=unless(*_below("grad_norm_low"), _solved()),
             reason=_REASON,
             description=_description("grad_norm_low"),
         ),
@@ -255,6 +261,7 @@ GRADIENT_VANISHING = Condition(
         "a run that hangs after a step with a tiny norm",
         "merged steps without one rank",
         "low norms with a healthy step now and then",
+        "a solved task, whose loss is 0.0 at its best",
     ),
     follows_from=("MpAgentNothingTrained",),
     needs=((Quantity.GRAD_NORM,),),

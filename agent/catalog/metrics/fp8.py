@@ -68,6 +68,29 @@ FP8_MISSCALED_LAYER = info(
     read=_of_scaling(_names),
 )
 
+LAYERS_FP8_FLUSHED = gauge(
+    "mp_agent.layers.fp8_flushed",
+    "{layer}",
+    thresholds=("fp8_flushed", "fp8_scaling_samples"),
+    help="Layers whose cast of the input or the weight to FP8, by its own amax, rounded more than "
+    "the limit of it to zero in several consecutive samples. Absent without such layers.",
+    read=lambda run: None if run.fp8_flushing is None else float(run.fp8_flushing.flushed),
+)
+FP8_FLUSHED_MAX = gauge(
+    "mp_agent.fp8.flushed.layer_max",
+    "1",
+    help="Largest share of the non-zero elements of an input or a weight that its cast to FP8 "
+    "rounds to zero, of the layers that cast each tensor by its own amax.",
+    read=lambda run: None if run.fp8_flushing is None else run.fp8_flushing.share,
+)
+FP8_FLUSHED_LAYER = info(
+    "mp_agent.fp8_flushed_layer.info",
+    labels=("layer", "operand"),
+    help="A layer whose cast to FP8 rounds more than the limit of its `input` or `weight` to zero; "
+    "10 at most.",
+    read=lambda run: dict.fromkeys(run.fp8_flushing.names, 1.0) if run.fp8_flushing else None,
+)
+
 FP8_METRICS = (
     gauge(
         "mp_agent.fp8.flushed",
@@ -120,6 +143,9 @@ FP8_METRICS = (
     ),
     LAYERS_FP8_MISSCALED,
     FP8_MISSCALED_LAYER,
+    FP8_FLUSHED_MAX,
+    LAYERS_FP8_FLUSHED,
+    FP8_FLUSHED_LAYER,
 )
 
 

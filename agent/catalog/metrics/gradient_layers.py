@@ -126,6 +126,16 @@ NORM_METRICS = (
             {optimizer_labels(name): norms.usual for name, norms in run.norms.items()}
         ),
     ),
+    gauge(
+        "mp_agent.grad.norm.deviation",
+        "{norm}",
+        optional_labels=OPTIMIZER,
+        help="Standard deviation of the last 128 gradient norms, without those that exploded; its "
+        "square is their variance.",
+        read=lambda run: (
+            {optimizer_labels(name): norms.deviation for name, norms in run.norms.items()}
+        ),
+    ),
     GRAD_NORM_PEAK,
     GRAD_NORM_BELOW,
     GRAD_EXPLODED,

@@ -54,6 +54,14 @@ LOSS_FALL = gauge(
     "the 256th, and while the loss is constant.",
     read=lambda run: run.loss.fall,
 )
+LOSS_SOLVED = gauge(
+    "mp_agent.loss.solved",
+    "",
+    thresholds=("loss_solved",),
+    help="1 while the loss is at its best level, and that is next to nothing of the first one: the "
+    "task is solved, or the data are memorized, and gradients are small for that reason; else 0.",
+    read=lambda run: float(run.loss.solved),
+)
 LOSS_RISING_STEPS = gauge(
     "mp_agent.loss.rising.steps",
     "{step}",
@@ -111,6 +119,7 @@ LOSS_METRICS = (
     LOSS_SPIKE_STEPS,
     LOSS_TREND,
     LOSS_FALL,
+    LOSS_SOLVED,
     LOSS_RISING_STEPS,
     gauge(
         "mp_agent.loss.best",

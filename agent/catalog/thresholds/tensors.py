@@ -189,6 +189,13 @@ FP8_THRESHOLDS = (
         below="fp8_range_used_high",
     ),
     Threshold(
+        name="fp8_flushed",
+        value=0.5,
+        unit="1",
+        meaning="share of the non-zero elements of an input or a weight that its cast to FP8 "
+        "rounds to zero, above which the layer hardly sees it",
+    ),
+    Threshold(
         name="fp8_scaling_samples",
         value=3.0,
         unit="{sample}",

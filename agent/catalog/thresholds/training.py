@@ -199,6 +199,13 @@ TRAINING_THRESHOLDS = (
         "is lost",
     ),
     Threshold(
+        name="loss_solved",
+        value=0.001,
+        unit="1",
+        meaning="share of its first level at which a loss is next to nothing: small gradients are "
+        "then no fault",
+    ),
+    Threshold(
         name="nonfinite_gradients",
         value=3.0,
         unit="{step}",

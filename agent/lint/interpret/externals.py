@@ -69,7 +69,8 @@ _ACTIVATION_LAYERS = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Sigmoi
 _UPCAST = re.compile(r"^torch\.(nn\.functional\.|special\.)?(log_)?softmax$")
 _ELEMENTWISE = re.compile(
     r"^torch\.(abs|neg|clamp|add|sub|mul|div|relu|sigmoid|tanh|exp|log|pow|square|sqrt|stack|cat"
-    r"|sum|mean|matmul|bmm|mm|nn\.functional\.(relu|gelu|silu|linear|dropout|layer_norm))$"
+    r"|sum|mean|matmul|bmm|mm|dot|vdot|inner|tensordot"
+    r"|nn\.functional\.(relu|gelu|silu|linear|bilinear|dropout|layer_norm))$"
 )
 
 

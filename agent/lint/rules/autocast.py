@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mp_agent.lint.finding import Edit, FindingSeverity, Problem, Rule, Span
 from mp_agent.lint.interpret.values import Operation, Trace
-from mp_agent.lint.rules.facts import backwards, text_of
+from mp_agent.lint.rules.facts import backwards, loss_of, text_of
 
 _LOSS = re.compile(r"^torch\.nn\.functional\.(\w*_loss|\w*cross_entropy\w*|kl_div)$")
 
@@ -28,9 +28,36 @@ def _find_loss_outside_autocast(trace: Trace) -> Iterator[Problem]:
                 "it is computed in the output's 16 bits",
             )
 
+    trained = {loss_of(backward).key for backward in passes}
+    trained |= {scale.arguments[0].key for scale in trace.of("<scaler>.scale") if scale.arguments}
+    for operation in trace.of("<tensor>.mean", "<tensor>.sum", "torch.mean", "torch.sum"):
+        if (
+            operation.result.key in trained
+            and operation.autocast is None
+            and _is_written_out(operation)
+        ):
+            yield Problem(
+                operation.place,
+                f"`{text_of(operation)}` is a loss outside autocast of an output that autocast "
+                "made: it is computed in 16 bits where the target has them too",
+            )
+
 
 def _is_loss(operation: Operation) -> bool:
     return operation.target == "<loss>()" or _LOSS.match(operation.target) is not None
+
+
+def _is_written_out(operation: Operation) -> bool:
+    """Return whether what is averaged is a square or a difference of an output of autocast."""
+    on_tensor = operation.target.startswith("<")
+    operand = operation.receiver if on_tensor else operation.argument(0, "input")
+    if operand is None or not operand.from_autocast or operation.keywords.get("dtype"):
+        return False
+    differs = any(
+        isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub)
+        for node in ast.walk(operation.place.node)
+    )
+    return differs or (operand.form is not None and operand.form[0].startswith("square"))
 
 
 LOSS_OUTSIDE_AUTOCAST = Rule(

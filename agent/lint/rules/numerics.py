@@ -122,7 +122,9 @@ import torch
 def total(x: torch.Tensor) -> torch.Tensor:
     return x.half().sum(dtype=torch.float32)
 """,
-    remedy="Reduce in FP32: `x.float().sum()` or `x.sum(dtype=torch.float32)`.",
+    remedy="Reduce in FP32: `x.float().sum()` or `x.sum(dtype=torch.float32)`. Where a long sum "
+    "must stay in 16 bits, sum it in chunks and those in FP32: "
+    "`sum(part.sum().float() for part in x.split(256))`.",
     alert="MpAgentLossNonFinite",
     find=_find_low_precision_reduction,
 )

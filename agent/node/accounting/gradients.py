@@ -12,7 +12,8 @@ layers of an optimizer that has had none at all, while another one trains: a cri
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import exp, inf, log, sqrt
+from math import exp, inf, isfinite, log, sqrt
+from statistics import pstdev
 
 from mp_agent.catalog.metrics.optimizer import moment_rms
 from mp_agent.node.accounting.layer_health import NAMED_AT_MOST, may_be_idle
@@ -72,6 +73,15 @@ class NormHistory:
     def peak(self) -> float | None:
         """The largest norm that was usual at any time."""
         return None if self.highest is None else exp(self.highest)
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation of the last usual norms; None of too few, and beyond float64."""
+        if len(self.window) < FIRST_STEPS:
+            return None
+        norms = [exp(each) for each in self.window]
+        found = max(norms) * pstdev([norm / max(norms) for norm in norms])
+        return found if isfinite(found) else None
 
     def exploded(self, norm: float, thresholds: Mapping[str, float]) -> bool:
         """Return whether a norm is far above the usual one, or above the lowest usual one.
@@ -151,7 +161,9 @@ class NormTracker(Tracker):
     def view(self) -> dict[str, NormStanding]:
         """Return what is usual of each optimizer's norm."""
         return {
-            name: NormStanding(usual=own.usual, peak=own.peak, below=own.below)
+            name: NormStanding(
+                usual=own.usual, peak=own.peak, below=own.below, deviation=own.deviation
+            )
             for name, own in self.histories.items()
         }
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 
+from mp_agent.catalog.metrics.fp8 import flushed
 from mp_agent.catalog.metrics.routers import entropy, unused_experts
 from mp_agent.catalog.metrics.tensors import slice_imbalance, swallowed_share_of_reduction
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
@@ -33,7 +34,7 @@ from mp_agent.records.columns import (
     TENSORS,
     ColumnFamily,
 )
-from mp_agent.records.health import Fp8Scaling, LogitGrowth, RouterBalance, TensorRows
+from mp_agent.records.health import Fp8Flushing, Fp8Scaling, LogitGrowth, RouterBalance, TensorRows
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.tensor_collections import TensorCollection, members_of
 from mp_agent.records.views import CollectionView, LayerView
@@ -83,6 +84,51 @@ class Fp8ScaleTracker(Tracker):
             misscaled=len({*saturated, *unused}),
             saturated_names=tuple(saturated[:NAMED_AT_MOST]),
             unused_names=tuple(unused[:NAMED_AT_MOST]),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Fp8FlushTracker(Tracker):
+    """The inputs and weights that a cast by their own amax rounds to zero beyond the limit.
+
+    Layers that do not cast so are never among them, though what a cast would do is measured.
+    """
+
+    beyond: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Operand → layer → samples in a row."""
+    share: float | None = None
+
+    def observe_layers(self, sample: LayerObservation, context: AccountContext) -> None:
+        """Add the layers of a sampled step; those that do not count leave all as it was."""
+        if sample.layers.family.name != FP8.name:
+            return
+        views = [view for view in sample.views if view.judged and view.values.get("cast_tensors")]
+        if not views:
+            return
+        limit, self.share = context.thresholds["fp8_flushed"], 0.0
+        for operand in ("input", "weight"):
+            shares = {view.name: flushed(operand)(view.values) or 0.0 for view in views}
+            self.share = max(self.share, *shares.values())
+            known = self.beyond.get(operand, {})
+            self.beyond[operand] = {
+                name: known.get(name, 0) + 1 for name, share in shares.items() if share > limit
+            }
+
+    def view(self, context: AccountContext) -> Fp8Flushing | None:
+        """Return which layers lose most of an operand; None before any was sampled."""
+        if self.share is None:
+            return None
+        samples = context.thresholds["fp8_scaling_samples"]
+        found = [
+            (name, operand)
+            for operand, layers in self.beyond.items()
+            for name, count in layers.items()
+            if count >= samples
+        ]
+        return Fp8Flushing(
+            share=self.share,
+            flushed=len({name for name, _ in found}),
+            names=tuple(found[:NAMED_AT_MOST]),
         )
 
 

@@ -156,6 +156,7 @@ class LossTracker(Tracker):
             fall=self._fall(),
             rising_steps=self.rising_steps,
             best=best,
+            solved=self._is_solved(context.thresholds),
             lost_steps=None if best is None else self.reference.lost_steps,
         )
 
@@ -221,6 +222,13 @@ class LossTracker(Tracker):
         if used == 0.0:
             return None if rise else 0.0
         return min(max(rise / used, -LARGEST), LARGEST)
+
+    def _is_solved(self, thresholds: Mapping[str, float]) -> bool:
+        """Return whether the loss is next to nothing of what it was."""
+        start = self.reference.start
+        if not self.recent or start is None or self.recent[0] < 0.0:
+            return False
+        return median_of_sorted(self.recent) <= thresholds["loss_solved"] * start
 
     def _fall(self) -> float | None:
         """Return by how many of its standard deviations the later half of the losses is lower."""

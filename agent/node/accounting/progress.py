@@ -12,6 +12,7 @@ from mp_agent.node.accounting.incidents import (
 )
 from mp_agent.node.accounting.instruments import (
     CollectionTracker,
+    Fp8FlushTracker,
     Fp8ScaleTracker,
     LogitTracker,
     RouterTracker,
@@ -71,6 +72,7 @@ class Progress:
     logits: LogitTracker = field(default_factory=LogitTracker)
     routers: RouterTracker = field(default_factory=RouterTracker)
     fp8: Fp8ScaleTracker = field(default_factory=Fp8ScaleTracker)
+    fp8_flushing: Fp8FlushTracker = field(default_factory=Fp8FlushTracker)
     tensors: TensorTracker = field(default_factory=TensorTracker)
     collections: CollectionTracker = field(default_factory=CollectionTracker)
     batches: BatchTracker = field(default_factory=BatchTracker)
@@ -115,6 +117,7 @@ class Progress:
             logits=self.logits.view(),
             routers=self.routers.view(context),
             fp8=self.fp8.view(context),
+            fp8_flushing=self.fp8_flushing.view(context),
             tensors=self.tensors.view(),
             batches=self.batches.view(),
             loss_outliers=self.rank_losses.outliers,

@@ -78,6 +78,14 @@ def _is_torchao(module: nn.Module) -> bool:
     return kind.__name__ == "Float8Linear" and kind.__module__.partition(".")[0] == "torchao"
 
 
+def _casts_whole_tensors(module: nn.Module) -> bool:
+    """Return whether a layer casts input and weight to FP8, each by its own amax."""
+    config = getattr(module, "config", None)
+    casts = [getattr(config, f"cast_config_{operand}", None) for operand in ("input", "weight")]
+    granularities = [str(getattr(cast, "scaling_granularity", "")).lower() for cast in casts]
+    return _is_torchao(module) and all("tensorwise" in each for each in granularities)
+
+
 def _found(root: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
     """Yield a unique name without wrapper prefixes, the module, and whether hooks never run."""
     taken: set[str] = set()
@@ -176,9 +184,10 @@ class Fp8Sampling:
             if scale_N is not None:
                 self._scales[place] = scale_N
             return
+        is_cast = _casts_whole_tensors(module)
         if isinstance(inputs, tuple) and inputs:
-            self._add(place, "input", inputs[0])
-        self._add(place, "weight", module._parameters.get("weight"))
+            self._add(place, "input", inputs[0], is_cast=is_cast)
+        self._add(place, "weight", module._parameters.get("weight"), is_cast=is_cast)
         if isinstance(output, torch.Tensor) and output.requires_grad:
             key = self._sample, place
             hook = GradientHook(self._run, "FP8 operands", self._add_gradient, key)
@@ -193,10 +202,10 @@ class Fp8Sampling:
         if sample == self._sample:
             self._add(place, "gradient", gradient)
 
-    def _add(self, place: int, operand: Operand, value: object) -> None:
+    def _add(self, place: int, operand: Operand, value: object, *, is_cast: bool = False) -> None:
         tensor = usable(value)
         if tensor is not None:
-            self._keep(place, operand_row(tensor, operand))
+            self._keep(place, operand_row(tensor, operand, is_cast=is_cast))
 
     def _keep(self, place: int, row: torch.Tensor) -> None:
         keep_row(FP8, self._rows.setdefault(place, []), row)

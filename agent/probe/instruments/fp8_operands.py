@@ -53,12 +53,12 @@ def usable(value: object) -> torch.Tensor | None:
     return value.detach() if value.numel() and accelerator.is_supported(value.device) else None
 
 
-def operand_row(tensor: torch.Tensor, operand: Operand) -> torch.Tensor:
+def operand_row(tensor: torch.Tensor, operand: Operand, *, is_cast: bool = False) -> torch.Tensor:
     """Return float64 [C], the columns of `FP8`, on the device of `tensor`; NaN for those of others.
 
     tensor: as `usable` returns it. It is scaled as a whole, so that its largest finite magnitude
     becomes the format's largest number; the scale is not rounded. Counts of formats
-    of up to 32 bits are exact.
+    of up to 32 bits are exact. is_cast: whether the layer does so.
     """
     number_format = FORMATS[operand]
     values = stored_values(tensor)
@@ -79,6 +79,7 @@ def operand_row(tensor: torch.Tensor, operand: Operand) -> torch.Tensor:
         "nonfinite_elements": values.numel() - finite,
         f"{operand}_elements": nonzero,
         f"{operand}_flushed_elements": flushed,
+        "cast_tensors": torch.full_like(amax, float(is_cast)),
     }
     absent = torch.full_like(amax, nan)
     return torch.stack([found.get(name, absent) for name in FP8.names])

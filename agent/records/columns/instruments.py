@@ -121,6 +121,11 @@ FP8 = ColumnFamily(
             "gradient_flushed_elements", Algebra.SUM, "those that E5M2 rounds to zero, likewise"
         ),
         sampled(
+            "cast_tensors",
+            Algebra.SUM,
+            "inputs and weights of layers that cast each to FP8 by its own amax",
+        ),
+        sampled(
             "scaled_tensors",
             Algebra.SUM,
             "tensors cast with a scale from an earlier step, whose amax was recorded; absent "

@@ -231,6 +231,53 @@ _DYNAMIC = Example(
 )
 
 
+_FLUSHED_NAMED = (
+    "In 1 layer(s) of run demo, the cast to FP8 rounded more than <fp8_flushed> of the non-zero "
+    "elements of the input or the weight to zero in each of the last <fp8_scaling_samples> samples."
+)
+
+_OUTLIERS = Example(
+    title="outliers that leave zeros in place of the rest of an input; the alert lasts longer",
+    minutes=46,
+    tracks=(
+        Track(fp8.LAYERS_FP8_FLUSHED, (*flat(0, 10), *flat(1, 20), 0)),
+        Track(
+            fp8.FP8_FLUSHED_LAYER,
+            (*flat(None, 10), *flat(1, 20), "stale"),
+            {"layer": "layers.3.mlp.fc2", "operand": "input"},
+        ),
+    ),
+    fires={
+        Severity.WARNING: f"{_FLUSHED_NAMED} Among them: layer layers.3.mlp.fc2, operand input."
+    },
+    at=29,
+    not_yet=(9, 45),
+)
+
+_FLUSHED_OUTLASTED = Example(
+    title="zeros in place of an input for some minutes, directly afterwards",
+    minutes=36,
+    tracks=(Track(fp8.LAYERS_FP8_FLUSHED, (*flat(0, 10), *flat(1, 20), 0)),),
+    fires={Severity.WARNING: _FLUSHED_NAMED},
+    at=35,
+)
+
+_FEW_FLUSHED = Example(
+    title="a few per cent of small elements that a cast rounds to zero",
+    minutes=15,
+    tracks=(
+        Track(fp8.FP8_FLUSHED_MAX, (0.04,)),
+        Track(fp8.LAYERS_FP8_FLUSHED, (0,)),
+    ),
+)
+
+_NOT_CAST = Example(
+    title="layers that do not cast to FP8, or nothing measured",
+    minutes=15,
+    without=(fp8.LAYERS_FP8_FLUSHED,),
+)
+
+
 EXAMPLES = {
     "MpAgentActivationNearOverflow": Examples(
         firing=(_SOME,),
@@ -255,6 +302,10 @@ EXAMPLES = {
     "MpAgentRouterCollapse": Examples(
         firing=(_COLLAPSE, _ROUTER_COLLAPSE_OUTLASTED),
         quiet=(_EVEN, _ROUTER_COLLAPSE_OFF),
+    ),
+    "MpAgentFp8Underflow": Examples(
+        firing=(_OUTLIERS, _FLUSHED_OUTLASTED),
+        quiet=(_FEW_FLUSHED, _NOT_CAST),
     ),
     "MpAgentFp8Saturation": Examples(
         firing=(_OUTGROWN, _FP8_SATURATION_OUTLASTED),

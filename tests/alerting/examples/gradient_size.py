@@ -405,6 +405,13 @@ _INTERRUPTED = Example(
 )
 
 
+_SOLVED = Example(
+    title="a solved task, whose loss is 0.0 at its best",
+    minutes=46,
+    tracks=(*_norms(10, 1e-8), Track(training.LOSS_SOLVED, (1,))),
+)
+
+
 def _sustained(limit: str, *steps: float) -> Track:
     """Return over how many steps samples have been beyond a limit, by the minute."""
     return Track(gradient_layers.SUSTAINED_STEPS, steps, {"limit": limit})
@@ -482,7 +489,7 @@ EXAMPLES = {
             _NOISY,
             _TINY_UNITS,
         ),
-        quiet=(_AFTER_CLIPPED_INF, _FROZEN, _PARTIAL, _INTERRUPTED),
+        quiet=(_AFTER_CLIPPED_INF, _FROZEN, _PARTIAL, _INTERRUPTED, _SOLVED),
     ),
     "MpAgentGradientAtFloor": Examples(
         firing=(_FIRES,),

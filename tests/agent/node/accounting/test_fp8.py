@@ -103,3 +103,40 @@ def test_the_next_attempt_starts_over(account):
     for sequence in range(1, 4):
         add_sample(account, sequence, {"a": row(0.5, 9.0)})
     assert account.progress.next_attempt().fp8.saturated == {}
+
+
+def cast(input_flushed: float, weight_flushed: float = 0.0, cast_tensors: float = 2.0):
+    return {
+        "tensors": 2.0,
+        "cast_tensors": cast_tensors,
+        "input_elements": 100.0,
+        "input_flushed_elements": input_flushed,
+        "weight_elements": 100.0,
+        "weight_flushed_elements": weight_flushed,
+    }
+
+
+def test_a_layer_that_loses_most_of_an_operand_counts_after_three_samples(account):
+    rows = {"healthy": cast(4.0), "input": cast(83.0), "weight": cast(0.0, 51.0)}
+    found = []
+    for sequence in range(1, 5):
+        add_sample(account, sequence, rows)
+        found.append(read(account, "mp_agent_layers_fp8_flushed"))
+    assert found == [0.0, 0.0, 2.0, 2.0]
+    assert list(read(account, "mp_agent_fp8_flushed_layer_info")) == [
+        ("input", "input"),
+        ("weight", "weight"),
+    ]
+    assert read(account, "mp_agent_fp8_flushed_layer_max_ratio") == 0.83
+
+
+def test_a_sample_below_the_limit_ends_the_count(account):
+    for sequence, share in enumerate([83.0, 83.0, 50.0, 83.0, 83.0], 1):
+        add_sample(account, sequence, {"a": cast(share)})
+        assert read(account, "mp_agent_layers_fp8_flushed") == 0.0
+
+
+def test_a_layer_that_is_not_cast_is_not_judged_by_what_a_cast_would_lose(account):
+    for sequence in range(1, 10):
+        add_sample(account, sequence, {"a": cast(99.0, cast_tensors=0.0)})
+    assert read(account, "mp_agent_layers_fp8_flushed") is None

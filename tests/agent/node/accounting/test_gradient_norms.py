@@ -1,4 +1,5 @@
 from random import Random
+from statistics import pstdev
 
 import pytest
 from pydantic import TypeAdapter
@@ -124,3 +125,10 @@ def test_the_lowest_of_the_first_norms_is_not_what_is_usual():
     watch = watched(2.0, 3.0, 2.5, *jitter(40, 12.0, 0.6))
     assert fold(watch, 60.0) == 0
     assert fold(watch, 5000.0) == 1
+
+
+def test_the_deviation_is_that_of_the_last_usual_norms():
+    norms = jitter(300, 2.0)
+    history = watched(*norms).history()
+    assert history is not None and history.deviation == pytest.approx(pstdev(norms[-128:]))
+    assert watched(1.0, 2.0).history().deviation is None

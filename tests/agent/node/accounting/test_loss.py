@@ -16,6 +16,9 @@ from mp_agent.node.accounting.loss import (
     WINDOW_STEPS,
     LossTracker,
 )
+from mp_agent.node.accounting.progress import Progress
+from mp_agent.node.accounting.tracker import AccountContext
+from mp_agent.records.health import LossHistory
 from mp_agent.records.merged import MergedStep
 from tests.agent.node.builders import merged_step
 
@@ -261,3 +264,36 @@ def test_the_scatter_of_far_fewer_ranks_is_no_spike_and_becomes_usual() -> None:
     for loss in (50.0, 50.0):
         watch.fold(of_ranks(1, loss), THRESHOLDS)
     assert watch.spiking
+
+
+def shown(watch: LossTracker) -> LossHistory:
+    return watch.view(AccountContext(THRESHOLDS, 120.0, Progress()))
+
+
+def test_a_fall_is_measured_in_deviations_of_the_later_half():
+    watch = LossTracker()
+    losses = [*noisy(128, mean=2.0), *noisy(128, mean=1.5, seed=1)]
+    fold(watch, *losses[:-1])
+    assert shown(watch).fall is None
+    fold(watch, losses[-1])
+    before, recent = np.array(losses[:128]), np.array(losses[128:])
+    assert shown(watch).fall == pytest.approx((before.mean() - recent.mean()) / recent.std())
+
+
+def test_a_constant_loss_has_no_fall():
+    watch = LossTracker()
+    fold(watch, *[2.0] * WINDOW_STEPS)
+    assert shown(watch).fall is None
+
+
+@pytest.mark.parametrize(("end", "solved"), [(0.0, True), (1e-4, True), (0.02, False)])
+def test_a_loss_that_is_next_to_nothing_of_the_first_one_is_solved(end, solved):
+    watch = LossTracker()
+    fold(watch, *noisy(100, mean=2.3), *[end] * 300)
+    assert shown(watch).solved is solved
+
+
+def test_a_loss_that_begins_small_is_not_solved():
+    watch = LossTracker()
+    fold(watch, *noisy(300, mean=1e-4, scatter=1e-6))
+    assert not shown(watch).solved

@@ -86,6 +86,12 @@ def scaler_at_work(step: int) -> Mapping[str, float]:
     }
 
 
+def solved(step: int) -> Mapping[str, float]:
+    """Memorized data: the loss ends at 0.0, and so do the gradients."""
+    loss = 2.3 * 0.98**step if step < 600 else 0.0
+    return {"loss": loss, "norm": max(loss, 1e-9)}
+
+
 FAULTS = {
     "one overflow in 60 steps": Fault(
         900,
@@ -148,6 +154,7 @@ FAULTS = {
         },
     ),
     "a scaler at work": Fault(2600, scaler_at_work, {}),
+    "a solved task": Fault(900, solved, {("MpAgentNothingTrained", "warning"): 795}),
 }
 
 
@@ -184,7 +191,8 @@ def test_a_verdict_comes_on_the_same_step_at_any_rate(fault: Fault, tmp_path: Pa
     runs = [found(fault, seconds, tmp_path / f"{seconds}") for seconds in STEP_SECONDS]
     assert runs[0] == runs[1] == runs[2], runs
     assert fault.expected.items() <= runs[0].items()
-    assert bool(runs[0]) == bool(fault.expected)
+    assert fault.expected or not runs[0]
+    assert "MpAgentGradientVanishing" not in {name for name, _ in runs[0]} or fault.steps == 1000
 
 
 def test_only_what_is_time_is_held_in_time():

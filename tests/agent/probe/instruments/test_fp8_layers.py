@@ -1,9 +1,12 @@
 """Which layers of a model FP8 may multiply, and who casts them."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 from torch import nn
 
-from mp_agent.probe.instruments.fp8 import COMPILED, Fp8Layers, fp8_library
+from mp_agent.probe.instruments.fp8 import COMPILED, Fp8Layers, _casts_whole_tensors, fp8_library
 from tests.agent.probe.instruments.fp8_scaled_layers import ScaledLinear
 
 
@@ -46,3 +49,19 @@ def test_the_library_is_known_by_its_layers(monkeypatch):
     assert fp8_library(model) == "torchao"
     model.append(ScaledLinear())
     assert fp8_library(model) == "torchao+transformer_engine"
+
+
+@pytest.mark.parametrize(
+    ("module", "granularity", "casts"),
+    [
+        ("torchao.float8.float8_linear", "ScalingGranularity.TENSORWISE", True),
+        ("torchao.float8.float8_linear", "ScalingGranularity.AXISWISE", False),
+        ("torchao.float8.float8_linear", None, False),
+        ("my.layers", "ScalingGranularity.TENSORWISE", False),
+    ],
+)
+def test_only_a_cast_of_whole_tensors_is_judged_by_their_amax(module, granularity, casts):
+    cast = SimpleNamespace(scaling_granularity=granularity)
+    layer = type("Float8Linear", (nn.Linear,), {"__module__": module})(2, 2)
+    layer.config = SimpleNamespace(cast_config_input=cast, cast_config_weight=cast)
+    assert _casts_whole_tensors(layer) is casts

@@ -1,0 +1,53 @@
+"""The share of skipped steps, over the last steps after calibration."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.node.accounting.overflows import OverflowShares
+from mp_agent.node.accounting.progress import Progress
+from mp_agent.node.accounting.tracker import AccountContext
+from tests.agent.node.builders import merged_step
+
+CONTEXT = AccountContext(resolve({}), 120.0, Progress())
+
+
+def first_exceeded(skipped: Iterable[int], steps: int) -> dict[str, int]:
+    """Return on which step each bound was exceeded first; skipped: the steps that were skipped."""
+    shares, found, left_out = OverflowShares(), {}, set(skipped)
+    for step in range(1, steps + 1):
+        shares.observe(merged_step(step, skipped=float(step in left_out)), CONTEXT)
+        for bound in shares.exceeded:
+            found.setdefault(bound, step)
+    return found
+
+
+def test_one_overflow_in_sixty_steps_is_too_many_as_soon_as_there_is_a_share():
+    assert first_exceeded(range(60, 2000, 60), 2000) == {"overflow_warning": 840}
+
+
+def test_every_fifth_step_is_critical_after_a_healthy_past():
+    found = first_exceeded(range(3000, 4000, 5), 4000)
+    assert found["overflow_warning"] < 3060 and 3400 < found["overflow_critical"] < 3520
+
+
+@pytest.mark.parametrize("every", [2000, 400])
+def test_a_steady_share_below_the_limits_exceeds_none(every):
+    assert first_exceeded(range(every, 40_000, every), 40_000) == {}
+
+
+def test_skips_of_the_calibration_do_not_count():
+    assert first_exceeded(range(1, 500), 3000) == {}
+
+
+def test_a_share_that_rises_from_window_to_window_is_found_below_one_per_cent():
+    skipped = [*range(600, 5500, 1000), *range(5500, 10_500, 400), *range(10_500, 16_000, 150)]
+    assert first_exceeded(skipped, 16_000).keys() == {"overflow_rising"}
+
+
+def test_memory_is_bounded():
+    shares = OverflowShares()
+    for step in range(1, 40_000):
+        shares.observe(merged_step(step, skipped=0.0), CONTEXT)
+    assert len(shares.blocks) == 150
