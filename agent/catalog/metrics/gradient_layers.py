@@ -219,7 +219,13 @@ SUSTAINED_STEPS = gauge(
     "mp_agent.sustained.steps",
     "{step}",
     labels=("limit",),
-    thresholds=("underflow_layers", "fp16_flushed", "updates_lost", "adam_below_epsilon"),
+    thresholds=(
+        "underflow_layers",
+        "fp16_flushed",
+        "fp16_headroom_bits",
+        "updates_lost",
+        "adam_below_epsilon",
+    ),
     help="Steps from the first to the last of the latest consecutive samples that were beyond the "
     "limit named by the label: a threshold, or `fp16_floor` for smallest gradients at FP16's "
     "smallest number. 0 if the last sample was not.",

@@ -79,8 +79,9 @@ def operand_row(tensor: torch.Tensor, operand: Operand, *, is_cast: bool = False
         "nonfinite_elements": values.numel() - finite,
         f"{operand}_elements": nonzero,
         f"{operand}_flushed_elements": flushed,
-        "cast_tensors": torch.full_like(amax, float(is_cast)),
     }
+    if is_cast:
+        found["cast_tensors"] = torch.ones_like(amax)
     absent = torch.full_like(amax, nan)
     return torch.stack([found.get(name, absent) for name in FP8.names])
 

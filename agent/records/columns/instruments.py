@@ -123,7 +123,7 @@ FP8 = ColumnFamily(
         sampled(
             "cast_tensors",
             Algebra.SUM,
-            "inputs and weights of layers that cast each to FP8 by its own amax",
+            "inputs and weights of layers that cast each to FP8 by its own amax; absent of others",
         ),
         sampled(
             "scaled_tensors",

@@ -78,7 +78,9 @@ def test_text_shows_place_source_and_remedy(folder: Path) -> None:
         "against it",
         "     5 |     return x.half().sum()",
         "       |            ^^^^^^^^^^^^^^",
-        "    → Reduce in FP32: `x.float().sum()` or `x.sum(dtype=torch.float32)`.",
+        "    → Reduce in FP32: `x.float().sum()` or `x.sum(dtype=torch.float32)`. Where a long sum "
+        "must stay in 16 bits, sum it in chunks and those in FP32: "
+        "`sum(part.sum().float() for part in x.split(256))`.",
         "1 finding in 1 file.",
     ]
 

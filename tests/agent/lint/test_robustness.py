@@ -150,6 +150,24 @@ def test_lines_of_a_notebook_that_are_no_python_are_left_out(tmp_path: Path) -> 
     assert [(one.cell, one.span.line) for one in report.findings] == [(2, 3), (3, 3)]
 
 
+def test_texts_of_several_lines_and_blank_lines_hide_no_magic(tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "code", "source": "\n%%bash\nfor x in (\n"},
+        {
+            "cell_type": "code",
+            "source": 'def f(x):\n    """It\'s odd (\n    %d\n    """\n    return x\n!pip install x',
+        },
+        {
+            "cell_type": "code",
+            "source": "a, b = !ls (\n%cd /tmp\nimport torch\nx = torch.ones(3).half().sum()",
+        },
+    ]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    report = check_paths(tmp_path)
+    assert not report.skipped
+    assert [(one.cell, one.span.line) for one in report.findings] == [(3, 4)]
+
+
 def _failing(monkeypatch: pytest.MonkeyPatch, code: str, error: Exception) -> None:
     """Let a rule raise on functions called `broken`."""
 

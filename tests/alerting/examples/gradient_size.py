@@ -420,7 +420,10 @@ def _sustained(limit: str, *steps: float) -> Track:
 _FIRES = Example(
     title="gradients that shrink until the smallest are FP16's smallest number",
     minutes=20,
-    tracks=(_sustained("fp16_floor", *flat(0, 5), *ramp(0, 60, 15)),),
+    tracks=(
+        _sustained("fp16_floor", *flat(0, 5), *ramp(0, 60, 15)),
+        Track(gradients.GRAD_ABS_MIN, (2.0**-40,)),
+    ),
     fires={
         Severity.INFO: "The smallest gradients of run demo lie at FP16's smallest number, and some "
         "layers have far more zeros than at the start: what was smaller was lost."

@@ -40,6 +40,7 @@ def scaled(
     past = {} if after < 500 else {"calibrated": first, "changes": changes}
     tracker = LossScaleTracker(initial=initial, scale=scales[0], **past)
     context = AccountContext(resolve({}), 120.0, Progress())
+    in_row: list[float] = []
     counts, low, known = [0.0], {name: [] for name in _LOW}, []
     for minute, scale in enumerate(scales):
         for step in range(steps):
@@ -48,6 +49,7 @@ def scaled(
             counts[-1] += tracker.lowered_again
         counts.append(counts[-1])
         known.append(tracker.calibrated)
+        in_row.append(tracker.consecutive_decreases)
         for name, values in low.items():
             values.append(tracker.low_steps.get(name))
     moves = [0, *(after - before for before, after in pairwise(scales))]
@@ -57,6 +59,7 @@ def scaled(
         Track(training.LOSS_SCALE_CALIBRATED, tuple(known)),
         Track(training.LOSS_SCALE_DECREASES, _counted(move < 0 for move in moves)),
         Track(training.LOSS_SCALE_INCREASES, _counted(move > 0 for move in moves)),
+        Track(training.LOSS_SCALE_CONSECUTIVE_DECREASES, tuple(in_row)),
         Track(training.LOSS_SCALE_LOWERED_AGAIN, tuple(counts[:-1])),
         *(
             Track(training.LOSS_SCALE_LOW_STEPS, tuple(values), {"limit": name})

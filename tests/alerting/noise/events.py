@@ -20,6 +20,7 @@ class Step:
     attention_logit, logsumexp: the largest of attention, and that of the output logits.
     router_load, router_entropy: of the most loaded expert, and of a token's choice, 0 to 1.
     fp8_range_used: smallest and largest of a layer with delayed scaling.
+    fp8_flushed: share of the input that the layer's cast rounds to zero, if it casts so.
     logprob_delta: by how much trainer and sampler differ in every token, if they are compared.
     of_tensor: columns that watched tensors have otherwise.
     step: the trainer's own count, if it gives one.
@@ -46,6 +47,7 @@ class Step:
     router_load: float = 1.3
     router_entropy: float = 0.8
     fp8_range_used: tuple[float, float] = (0.4, 1.02)
+    fp8_flushed: float | None = None
     logprob_delta: float = 0.02
     of_tensor: Mapping[str, float] = field(default_factory=dict)
 

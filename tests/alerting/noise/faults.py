@@ -139,6 +139,13 @@ def _unused_range(random: Random) -> Events:
     yield from training.forever(fp8_range_used=(2e-8, 1.0))
 
 
+def _flushed_input(random: Random) -> Events:
+    """An outlier in the input leaves zeros in place of the rest once it is cast."""
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(fp8_flushed=0.83)
+
+
 def _other_policy(random: Random) -> Events:
     training, before = _trained(random)
     yield from before
@@ -1032,6 +1039,14 @@ FAULTS = (
         script=_unused_range,
         modules=MODULES,
         expected={"MpAgentFp8Saturation": "warning"},
+        minutes=60,
+    ),
+    Scenario(
+        name="flushed-input",
+        what="the cast to FP8 rounds most of a layer's input to zero",
+        script=_flushed_input,
+        modules=MODULES,
+        expected={"MpAgentFp8Underflow": "warning"},
         minutes=60,
     ),
     Scenario(

@@ -467,6 +467,14 @@ def _scaled(step: Step) -> FloatArray:
         "scale_max": 1024.0,
         "amax_max": 200.0 * largest,
     }
+    if step.fp8_flushed is not None:
+        flushed = 1000.0 * step.fp8_flushed
+        columns = {
+            "tensors": 3.0,
+            "cast_tensors": 2.0,
+            "input_elements": 1000.0,
+            "input_flushed_elements": flushed,
+        }
     index = {name: place for place, name in enumerate(FP8.names)}
     return np.stack([_row(index, columns, nan)])
 

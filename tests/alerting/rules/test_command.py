@@ -74,7 +74,6 @@ def test_check_distinguishes_a_file_that_is_up_to_date_from_one_that_is_not(tmp_
         (("--set", "overflow_window=100ms"), "MpAgentOverflowRatioHigh would see nothing"),
         (("--set", "floor_skips=300"), "it must be below floor_skip_steps, which is 100.0"),
         (("--set", "stall_window=40m"), "must be below long_stall_window, which is 30m"),
-        (("--set", "scrape_gap=5m"), "XX"),
         (("--scrape-interval", "often"), "--scrape-interval has value 'often'"),
         (("--check",), "--check needs --output"),
     ],

@@ -110,3 +110,9 @@ def test_what_is_no_dense_tensor_of_numbers_is_left_out(value):
 def test_a_parameter_is_measured_without_its_graph():
     found = usable(nn.Parameter(torch.ones(2)))
     assert found is not None and not found.requires_grad
+
+
+def test_an_operand_of_a_layer_that_casts_it_is_counted_as_such():
+    at = FP8.names.index("cast_tensors")
+    assert operand_row(torch.ones(3), "input", is_cast=True)[at] == 1.0
+    assert operand_row(torch.ones(3), "input")[at].isnan()

@@ -66,7 +66,7 @@ def _zero_epsilon(watched) -> str:
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, 1e-3)
+        parameter.grad = torch.full_like(parameter, 1e-4)
     optimizer.step()
 
 
@@ -102,6 +102,6 @@ def test_fp32_copies_of_fp16_weights_are_judged_as_such(watch):
     copies = [nn.Parameter(each.detach().float()) for each in model.parameters()]
     optimizer = torch.optim.AdamW(copies, lr=1e-3)
     for copy in copies:
-        copy.grad = torch.full_like(copy, 1e-3)
+        copy.grad = torch.full_like(copy, 1e-4)
     optimizer.step()
     assert _zero_epsilon(watched) == ""
