@@ -238,6 +238,8 @@ class TensorRows:
     """Of each, by name, as of its last sample."""
     names: int = 0
     """How many names it watches; the first ones are in `columns`."""
+    sustained_steps: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Threshold → name → steps over which every sample was beyond it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,5 +307,3 @@ class NormGrowth:
     growth: float
     lowest: float
     usual: float
-    sustained_steps: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Threshold → name → steps over which every sample was beyond it."""
