@@ -42,9 +42,10 @@ class Triage:
 
     weights: whether they are damaged. now: the one thing to do. updated: both, once NaN or Inf was
     written into the weights, as the count of such updates shows; None if that changes nothing.
-    `{since}` stands for the step at which the condition began, `{first}` for that at which the
-    first of its causes did, and `{rank}` for the alert's rank. In `updated`, `{first}` is the step
-    of the first such update, or of what led to it.
+    `{since}` stands for the step at which the condition began, `{checkpoint}` for what to go back
+    to: the last checkpoint before the first of its causes, or the initial weights where that is
+    step 1. `{rank}` stands for the alert's rank. In `updated`, it is the first such update that
+    counts, or what led to it.
     """
 
     weights: str
@@ -57,7 +58,9 @@ class Triage:
         return self.weights, self.now, *(self.updated.texts if self.updated else ())
 
 
-ROLL_BACK = "stop, and resume from the last checkpoint before {first}"
+ROLL_BACK = "stop, and resume from {checkpoint}"
+_BEFORE = "the last checkpoint before {}"
+INITIAL_WEIGHTS = "the initial weights, since it began with step 1"
 NAN_WRITTEN = "damaged, since NaN or Inf was written into them"
 NO_NAN_COUNTED = "not known to be damaged, since no update with NaN or Inf was counted"
 UPDATED = Triage(weights=NAN_WRITTEN, now=ROLL_BACK)
@@ -85,7 +88,7 @@ def headline(
     known = [active[name] for name in harmful if 0 < active.get(name, 0) <= began]
     marks = {
         "{since}": _step(since_step),
-        "{first}": _step(min([*known, began])),
+        "{checkpoint}": _checkpoint(min([*known, began])),
         "{rank}": labels.get("rank", ""),
     }
     return _line(
@@ -99,7 +102,7 @@ def headline(
 def headline_template(condition: str, summary: str, triage: Triage, causes: Collection[str]) -> str:
     """Return the first line as a template of Prometheus."""
     variables = _variable("$since", _began(condition))
-    if any("{first}" in text for text in (triage.weights, triage.now)):
+    if any("{checkpoint}" in text for text in (triage.weights, triage.now)):
         variables += _variable("$first", _first(condition, causes))
     weights, now = _template(triage.weights, "$first"), _template(triage.now, "$first")
     if triage.updated is not None:
@@ -139,6 +142,10 @@ def _step(step: int) -> str:
     return f"step {step}" if step else _UNKNOWN
 
 
+def _checkpoint(step: int) -> str:
+    return INITIAL_WEIGHTS if step == 1 else _BEFORE.format(_step(step))
+
+
 def _filled(text: str, marks: Mapping[str, str]) -> str:
     for mark, meaning in marks.items():
         text = text.replace(mark, meaning)
@@ -148,7 +155,10 @@ def _filled(text: str, marks: Mapping[str, str]) -> str:
 def _template(text: str, first: str) -> str:
     marks = {
         "{since}": _or_unknown("$since"),
-        "{first}": _or_unknown(first),
+        "{checkpoint}": (
+            f'{{{{ if eq {first} "1" }}}}{INITIAL_WEIGHTS}{{{{ else }}}}'
+            f"{_BEFORE.format(_or_unknown(first))}{{{{ end }}}}"
+        ),
         "{rank}": "{{ $labels.rank }}",
     }
     return _filled(text, marks)

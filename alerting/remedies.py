@@ -57,16 +57,28 @@ class Remedy(str):
         return made
 
 
+class GoBack(str):
+    """A remedy that resumes from before the first bad step, which has to have a step before it."""
+
+    __slots__ = ()
+
+
+START_AGAIN = "Start again from the initial weights: no step was before it."
+
+
 def remedy_template(remedies: Iterable[str]) -> str:
     """Return the remedies as one template of Prometheus; the last one is for every run."""
     *others, last = remedies
     return "".join([*map(_template, others), last])
 
 
-def fitting(remedies: Iterable[str], lookup: Lookup) -> list[str]:
-    """Return those that fit the run whose series `lookup` finds."""
+def fitting(remedies: Iterable[str], lookup: Lookup, *, since_step: int = 0) -> list[str]:
+    """Return those that fit the run whose series `lookup` finds.
+
+    since_step: first bad step; where it is step 1, nothing is there to go back to.
+    """
     return [
-        str(remedy)
+        START_AGAIN if isinstance(remedy, GoBack) and since_step == 1 else str(remedy)
         for remedy in remedies
         if not isinstance(remedy, Remedy) or remedy.fact.holds(lookup)
     ]

@@ -23,6 +23,11 @@ class ActiveCondition:
     rank: str = ""
     layer: str = ""
     phase: str = ""
+    ended_step: int = 0
+    """Last step of the run when it had ended; 0 while it holds."""
+    postmortem: str = ""
+    """What the node agent's post-mortem found to be the cause, or why there is none; empty until
+    then, and of conditions that are not critical."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +35,7 @@ class StoredConditionEvent:
     """The event as it is stored and sent between node agents; callbacks get a `ConditionEvent`."""
 
     state: str
-    """firing or resolved."""
+    """firing, explained (its post-mortem is there) or resolved."""
     condition: ActiveCondition
     step: int
     time_unix_seconds: float
@@ -84,6 +89,8 @@ class ConditionMemory:
     fired: list[tuple[str, str, int]] = field(default_factory=list)
     """(condition, severity, number of times that it began)."""
     known: list[KnownCondition] = field(default_factory=list)
+    past: list[ActiveCondition] = field(default_factory=list)
+    """The last of those that ended, one for each condition and severity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +101,8 @@ class ConditionEvent:
     """
 
     state: str
-    """firing when the condition began to hold, resolved when it ceased to."""
+    """firing when the condition began to hold, resolved when it ceased to; in between `explained`,
+    once the post-mortem of a critical condition is there."""
     name: str
     """Name of the alert, such as `MpAgentGradientExplosion`."""
     severity: str
@@ -115,6 +123,9 @@ class ConditionEvent:
     description: str
     """What happened to this run."""
     remedy: str
+    postmortem: str = ""
+    """First line of the node agent's post-mortem of a critical condition: the cause that it found,
+    or why there is none. Empty until the event `explained`."""
 
 
 def condition_event(event: StoredConditionEvent) -> ConditionEvent:
@@ -134,4 +145,5 @@ def condition_event(event: StoredConditionEvent) -> ConditionEvent:
         summary=active.summary,
         description=active.description,
         remedy=active.remedy,
+        postmortem=active.postmortem,
     )

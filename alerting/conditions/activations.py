@@ -7,6 +7,7 @@ from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions.terms import Compare, Count, Series, all_of, limit
 from mp_agent.alerting.panels import Guidance
+from mp_agent.alerting.remedies import GoBack
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metrics import activations, attention, fp8, routers
 
@@ -72,7 +73,9 @@ ATTENTION_LOGIT_GROWTH = Condition(
     remedies=(
         "Normalize queries and keys (QK-norm), or clip the weights that make them (QK-clip).",
         "Lower the learning rate, or extend its warm-up.",
-        "Resume from a checkpoint from before the growth, if the loss has already suffered.",
+        GoBack(
+            "Resume from a checkpoint from before the growth, if the loss has already suffered."
+        ),
     ),
     why="Logits grow with the norms of the query and key weights, which a learning rate that is "
     "too high raises together; a normalization bounds them. Judged only if the setting "
@@ -337,7 +340,7 @@ ROUTER_COLLAPSE = Condition(
     remedies=(
         "Add the load-balancing loss to the loss, or raise its weight.",
         "Add a z-loss on the router's logits, and compute the router in FP32.",
-        "Resume from a checkpoint from before the collapse: it does not undo itself.",
+        GoBack("Resume from a checkpoint from before the collapse: it does not undo itself."),
     ),
     why="The balancing loss pushes tokens towards unused experts, and a z-loss keeps logits small, "
     "so that the router can change its mind. Judged only if the setting measure_routers is on, and "

@@ -18,7 +18,7 @@ from mp_agent.alerting.expressions.terms import (
 )
 from mp_agent.alerting.first_line import Triage
 from mp_agent.alerting.panels import Guidance
-from mp_agent.alerting.remedies import FP16, Remedy
+from mp_agent.alerting.remedies import FP16, GoBack, Remedy
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metrics import gradient_layers, training
 
@@ -316,8 +316,10 @@ NOTHING_TRAINED = Condition(
         "If the loss is exactly 0 or the same on every step, check the weights of the last "
         "checkpoint: they may have been damaged before, as adapters are by a wrong data type.",
         "Check the learning-rate schedule: its number of steps may be smaller than the run's.",
-        "If gradients are not finite, stop, and resume from a checkpoint from before the first "
-        "such step.",
+        GoBack(
+            "If gradients are not finite, stop, and resume from a checkpoint from before the first "
+            "such step."
+        ),
     ),
     why="An optimizer steps with any gradient; a gradient or learning rate of 0 does not change "
     "the weights, and some trainers log a NaN loss as 0.",

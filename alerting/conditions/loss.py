@@ -8,7 +8,7 @@ from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions.terms import Compare, Count, Series, all_of, limit
 from mp_agent.alerting.first_line import Triage
 from mp_agent.alerting.panels import Guidance
-from mp_agent.alerting.remedies import CLIPS_NOT, Remedy
+from mp_agent.alerting.remedies import CLIPS_NOT, GoBack, Remedy
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metrics import training
 
@@ -24,7 +24,10 @@ LEARNING_RATE_JUMP = Condition(
     remedies=(
         "Check the schedule: its units (steps or epochs), its base rate, and whether it was "
         "restored with the optimizer.",
-        "If the loss has risen, resume from a checkpoint from before the jump with the old rate.",
+        GoBack(
+            "If the loss has risen, resume from a checkpoint from before the jump, with the old "
+            "rate."
+        ),
     ),
     why="A schedule rises smoothly or restarts at an earlier rate; a rate ten times above all "
     "previous ones is nearly always a mistake in its units or its base.",
@@ -77,8 +80,10 @@ LOSS_DIVERGING = Condition(
     "mp_agent_learning_rate and mp_agent_grad_norm; find out what changed when the loss started "
     "to rise.",
     remedies=(
-        "Resume from a checkpoint from before the rise, with a learning rate of a third to a "
-        "tenth.",
+        GoBack(
+            "Resume from a checkpoint from before the rise, with a learning rate of a third to a "
+            "tenth."
+        ),
         "Check what changed at that step: schedule, data mixture, batch size, a resumed optimizer "
         "without its state.",
         "If the loss scale fell or gradients grew at the same time, handle those first.",
@@ -90,8 +95,7 @@ LOSS_DIVERGING = Condition(
             severity=Severity.CRITICAL,
             triage=Triage(
                 weights="damaged, since the loss does not come back",
-                now="stop, and resume from a checkpoint from before the loss rose, earlier than "
-                "{first}",
+                now="stop, and resume from {checkpoint}, and from before the loss rose",
             ),
             when=happened(_LOST),
             keep=duration("diverging_keep"),

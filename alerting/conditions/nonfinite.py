@@ -24,6 +24,7 @@ from mp_agent.alerting.first_line import (
     Triage,
 )
 from mp_agent.alerting.panels import Guidance
+from mp_agent.alerting.remedies import GoBack
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metrics import activations, gradient_layers, gradients, run, training
 
@@ -131,7 +132,7 @@ NONFINITE_UPDATE = Condition(
     "run is lost.",
     confirm="mp_agent_first_nonfinite_info names step, layer and, if there is evidence, rank.",
     remedies=(
-        "Stop the run and resume from a checkpoint from before the step.",
+        GoBack("Stop the run and resume from a checkpoint from before the step."),
         *NONFINITE_REMEDIES,
     ),
     why=WHY_NONFINITE_ENDS,

@@ -18,6 +18,7 @@ from mp_agent.alerting.expressions.terms import (
 )
 from mp_agent.alerting.first_line import NAN_WRITTEN, ROLL_BACK, Triage
 from mp_agent.alerting.panels import Guidance
+from mp_agent.alerting.remedies import GoBack
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metrics import gradient_layers, ranks
 
@@ -37,7 +38,7 @@ GRADIENTS_NOT_REDUCED = Condition(
         "Leave no_sync() before the backward of the last micro-batch: its backward is the one "
         "that reduces.",
         "Without a wrapper, average the gradients over all ranks before optimizer.step().",
-        "Resume from a checkpoint, so that all ranks load the same weights.",
+        GoBack("Resume from a checkpoint, so that all ranks load the same weights."),
         "For local SGD with a longer period, raise unreduced_steps above it; ranks that train "
         "models of their own on purpose are declared so: mp_agent.declare(model).",
     ),
@@ -110,8 +111,8 @@ RANK_STALLED = Condition(
                 "that are behind",
                 updated=Triage(
                     weights=NAN_WRITTEN,
-                    now="do not wait: restart from the last checkpoint before {first}, without the "
-                    "node of the ranks that are behind",
+                    now="do not wait: restart from {checkpoint}, without the node of the ranks "
+                    "that are behind",
                 ),
             ),
             when=AtTarget(
@@ -254,9 +255,12 @@ REPLICA_DIVERGENCE = Condition(
     confirm="mp_agent_divergent_ranks_info names the ranks that differ from the majority, and "
     "the step, and the tensors; mp_agent_replica_divergence_steps_total shows since when.",
     remedies=(
-        "Stop, and resume from a checkpoint from before the ranks parted, so that all load the "
-        "same weights. Weights are compared now and then: they parted after the last comparison "
-        "that found them equal, up to some hundred steps before the one that is named.",
+        GoBack(
+            "Stop, and resume from a checkpoint from before the ranks parted, so that all load the "
+            "same weights. Weights are compared now and then: they parted after the last "
+            "comparison that found them equal, up to some hundred steps before the one that is "
+            "named."
+        ),
         "If it is always the same rank or node, remove it and test its memory and GPU (XID, ECC).",
         "Where only some tensors differ, add or unfreeze layers before DistributedDataParallel is "
         "made, or make it again: it reduces what required gradients then.",
@@ -271,8 +275,7 @@ REPLICA_DIVERGENCE = Condition(
             severity=Severity.CRITICAL,
             triage=Triage(
                 weights="damaged, since ranks hold different ones",
-                now="stop, and resume from a checkpoint from before the ranks parted, earlier than "
-                "{first}",
+                now=f"{ROLL_BACK}; the ranks may have parted before it was seen",
             ),
             when=any_of(Compare(_DIVERGED, ">", Number(0)), happened(_REPLICA_DIVERGENCE_STEPS)),
             description="Replicas of run {run} are not equal.{mp_agent_divergent_ranks_info| "

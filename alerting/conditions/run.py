@@ -276,8 +276,7 @@ RUN_STALLED = Condition(
                 "checkpoint",
                 updated=Triage(
                     weights=NAN_WRITTEN,
-                    now="do not wait: dump the stacks with py-spy, then restart from the last "
-                    "checkpoint before {first}",
+                    now="do not wait: dump the stacks with py-spy, then restart from {checkpoint}",
                 ),
             ),
             when=AtTarget(

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import torch
@@ -56,6 +57,8 @@ class Step:
     loss_scale: float = 1.0
     masked: bool = False
     shifted: bool = False
+    bypassed: bool = False
+    """Whether the model is called past its wrapper, which then reduces nothing."""
     of_rank: int | None = None
     """The only rank on which inputs differ."""
 
@@ -90,7 +93,7 @@ class Trainer:
         if step.masked:
             labels = torch.full_like(labels, -100)
         with torch.autocast("cpu", dtype=torch.float16, enabled=self.fp16):
-            outputs = self.model(inputs)
+            outputs = (self.module if step.bypassed else self.model)(inputs)
             losses = functional.cross_entropy(outputs.float(), labels, reduction="sum")
             loss = losses / max(1, int((labels >= 0).sum())) * step.loss_scale
         torch.autograd.backward(self.scaler.scale(loss))
@@ -241,6 +244,56 @@ def different_weights() -> None:
     trainer.steps(120)
 
 
+def never_reduced() -> None:
+    """Call the model past its wrapper on every step."""
+    Trainer().steps(120, Step(bypassed=True))
+
+
+def no_longer_reduced() -> None:
+    """Call the model past its wrapper from one step on."""
+    _spoiled(Step(bypassed=True))
+
+
+def never_left_no_sync() -> None:
+    """Enter no_sync() at one step, and never leave it."""
+    trainer = _trained()
+    with trainer.model.no_sync():
+        trainer.steps(AFTER_STEPS)
+
+
+def optimizer_of_a_copy() -> None:
+    """Give the optimizer the parameters of a copy, made before the model that is trained."""
+    trainer = Trainer()
+    copied = deepcopy(trainer.module)
+    trainer.optimizer = torch.optim.SGD(copied.parameters(), lr=trainer.rate)
+    for _ in range(120):
+        trainer.step(Step())
+        trainer.module.zero_grad()
+
+
+def nan_of_one_rank_under_scaler() -> None:
+    """Give rank 1 NaN from one step on, in FP16, whose steps a scaler skips."""
+    _spoiled(Step(offset=float("nan"), of_rank=1), fp16=True)
+
+
+def nan_in_backward_of_one_rank_under_scaler() -> None:
+    """Return NaN from a backward function of rank 1, on every step, in FP16."""
+    trainer = _trained(fp16=True)
+    if dist.get_rank() == 1:
+        trainer.module.hook = lambda gradient: gradient * float("nan")
+    trainer.steps(AFTER_STEPS)
+
+
+def large_gradient_of_one_rank() -> None:
+    """Multiply the gradients of rank 1 by a million, on one step."""
+    trainer = _trained()
+    if dist.get_rank() == 1:
+        trainer.module.hook = lambda gradient: gradient * 1e6
+    trainer.step(Step())
+    trainer.module.hook = None
+    trainer.steps(AFTER_STEPS)
+
+
 def killed() -> None:
     """Kill rank 1."""
     trainer = _trained()
@@ -283,6 +336,13 @@ TRAININGS: dict[str, Callable[[], None]] = {
         underflow,
         rising_loss,
         different_weights,
+        never_reduced,
+        no_longer_reduced,
+        never_left_no_sync,
+        optimizer_of_a_copy,
+        nan_of_one_rank_under_scaler,
+        nan_in_backward_of_one_rank_under_scaler,
+        large_gradient_of_one_rank,
         killed,
         exception,
         stalled,
@@ -294,7 +354,7 @@ def main() -> None:
     """Run the named trainings, one after the other."""
     dist.init_process_group("gloo")
     for name in sys.argv[1:]:
-        mp_agent.init(run=name)
+        mp_agent.init(run=name, measure_local_gradients="of-one-rank" in name)
         torch.manual_seed(1 + dist.get_rank())
         TRAININGS[name]()
         mp_agent.shutdown()

@@ -29,14 +29,31 @@ _FOLLOWS_FROM: Mapping[Causes, tuple[Causes, ...]] = {
     Causes.NONFINITE_ON_ONE_RANK: (_GPU, Causes.ZERO_EPSILON),
     Causes.NONFINITE_FORWARD: (Causes.ZERO_EPSILON,),
     Causes.NONFINITE_BACKWARD: (Causes.ZERO_EPSILON,),
-    Causes.NONFINITE_UPDATE: (_GPU, *_ORIGINS),
+    Causes.ONE_RANK_OFF: (_GPU,),
+    Causes.OWN_NAN: (_GPU,),
+    Causes.NONFINITE_FORWARD: (Causes.ONE_RANK_OFF,),
+    Causes.NONFINITE_UPDATE: (_GPU, *_ORIGINS, Causes.ONE_RANK_OFF),
     Causes.REPLICA_DIVERGENCE: (_GPU,),
-    Causes.UNUSUAL_BATCH: (Causes.LEARNING_RATE_JUMP,),
-    Causes.GRADIENT_EXPLOSION: (Causes.UNUSUAL_BATCH,),
-    Causes.CONTAINED_EXPLOSION: (Causes.LEARNING_RATE_JUMP, Causes.UNUSUAL_BATCH),
-    Causes.LOSS_DIVERGING: (*_ORIGINS, Causes.NEVER_REDUCED, Causes.LOSS_SCALE_COLLAPSE),
-    Causes.LOSS_SCALE_COLLAPSE: (Causes.NONFINITE_ON_ONE_RANK,),
-    Causes.LOSS_SCALE_FALLING: (Causes.LOSS_SCALE_COLLAPSE, Causes.NONFINITE_ON_ONE_RANK),
+    Causes.UNUSUAL_BATCH: (Causes.ONE_RANK_OFF, Causes.LEARNING_RATE_JUMP),
+    Causes.GRADIENT_EXPLOSION: (Causes.ONE_RANK_OFF, Causes.UNUSUAL_BATCH),
+    Causes.CONTAINED_EXPLOSION: (
+        Causes.ONE_RANK_OFF,
+        Causes.LEARNING_RATE_JUMP,
+        Causes.UNUSUAL_BATCH,
+    ),
+    Causes.LOSS_DIVERGING: (
+        *_ORIGINS,
+        Causes.ONE_RANK_OFF,
+        Causes.NEVER_REDUCED,
+        Causes.LOSS_SCALE_COLLAPSE,
+    ),
+    Causes.LOSS_SCALE_COLLAPSE: (Causes.NONFINITE_ON_ONE_RANK, Causes.OWN_NAN),
+    Causes.LOSS_SCALE_FALLING: (
+        Causes.LOSS_SCALE_COLLAPSE,
+        Causes.NONFINITE_ON_ONE_RANK,
+        Causes.OWN_NAN,
+    ),
+    Causes.GRADIENT_UNDERFLOW: (Causes.ONE_RANK_OFF, Causes.GRADIENT_EXPLOSION),
     Causes.CONSTANT_LOSS: (
         Causes.LEARNING_RATE_ZERO,
         Causes.LEARNING_RATE_JUMP,
@@ -61,12 +78,19 @@ def diagnose(case: Case) -> tuple[Diagnosis, ...]:
     How ranks ended comes after whatever else is likely: it shows last, and explains no numbers.
     """
     found: dict[str, Diagnosis] = {}
-    for finding in (one for look in DETECTORS for one in look(case) if one.score > 0):
-        known = found.get(finding.cause.name)
-        if known is None or known.score < finding.score:
-            found[finding.cause.name] = finding
+    for finding in (one for look in DETECTORS for one in look(case)):
+        if finding.score > 0 or finding.alerts:
+            found[finding.cause.name] = _stronger(finding, found.get(finding.cause.name))
     explained = [replace(one, follows=_origin(one, found.values())) for one in found.values()]
     return tuple(sorted(explained, key=_place))
+
+
+def _stronger(finding: Diagnosis, known: Diagnosis | None) -> Diagnosis:
+    """Return the one with more evidence, with the alerts of both."""
+    if known is None:
+        return finding
+    stronger = finding if finding.score > known.score else known
+    return replace(stronger, alerts=tuple(dict.fromkeys((*known.alerts, *finding.alerts))))
 
 
 def _place(finding: Diagnosis) -> tuple[bool, int, bool, int, int]:
@@ -198,7 +222,7 @@ def analyse(evidence: Evidence, history: RunHistory) -> Analysis:
         history=history,
         end=run_end([log.end for log in evidence.ranks]),
         findings=findings,
-        remedies=remedies_for(first.cause, _facts_of(case)) if first else (),
+        remedies=remedies_for(first.cause, _facts_of(case), since_step=first.step) if first else (),
         moves=tuple(_moves(case, first.sequence)) if first else (),
         around=_around(case, first),
         layers=_worst_layers(table) if table else (),
@@ -228,17 +252,24 @@ def _facts_of(case: Case) -> Lookup:
     return lambda name: found.get(name, [])
 
 
-def remedies_for(cause: Cause, lookup: Lookup | None = None) -> tuple[RemedyAdvice, ...]:
+def remedies_for(
+    cause: Cause, lookup: Lookup | None = None, *, since_step: int = 0
+) -> tuple[RemedyAdvice, ...]:
     """Return the catalog's remedies for a cause, each once.
 
-    lookup: finds the series of the run; remedies that do not fit it are omitted.
+    lookup: finds the series of the run; remedies that do not fit it are omitted. since_step: the
+    first bad step; 0 if it is not known.
     """
     known = {condition.name: condition for condition in CONDITIONS}
     given: set[str] = set()
     found = []
     for name in cause.conditions:
         condition = known[name]
-        fits = condition.remedies if lookup is None else fitting(condition.remedies, lookup)
+        fits = (
+            condition.remedies
+            if lookup is None
+            else fitting(condition.remedies, lookup, since_step=since_step)
+        )
         new = tuple(remedy for remedy in fits if remedy not in given)
         given.update(new)
         if new:

@@ -6,6 +6,7 @@ from math import log2
 
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.durations import duration
+from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.thresholds import BY_NAME
 from mp_agent.flight.postmortem.diagnosis import LayerSample, RunHistory, Usual
 from mp_agent.flight.record.evidence import Evidence
@@ -13,6 +14,7 @@ from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.merged import MergedStep
 
 FP16_MAX = 65504.0
+_WORST_FIRST = tuple(severity.value for severity in Severity)
 _KNOWN = frozenset(condition.name for condition in CONDITIONS)
 _NEAR_STEPS = 10
 """During an incident, layers are sampled on three consecutive steps and then on every tenth."""
@@ -34,13 +36,21 @@ class Case:
 
     @cached_property
     def conditions(self) -> tuple[ActiveCondition, ...]:
-        """What the steps show, then what was active when the record was made.
+        """What the steps show, then what the run had that they do not show, or not as severely.
 
         Only a longer past, or another part of the run, shows the latter.
         """
-        again = {condition.name for condition in self.history.conditions}
+        again = {(one.name, severity) for one in self.history.conditions for severity in _from(one)}
         live = (one for one in self.evidence.conditions if one.name in _KNOWN)
-        return (*self.history.conditions, *(one for one in live if one.name not in again))
+        new = (one for one in live if (one.name, one.severity) not in again)
+        return (*self.history.conditions, *new)
+
+    @cached_property
+    def origin(self) -> MergedStep | None:
+        """The first step of the latest incident with NaN or Inf, if it is kept."""
+        if self.history.first_nonfinite is None:
+            return None
+        return self.step_at(self.history.first_nonfinite_sequence)
 
     @cached_property
     def world_size(self) -> int:
@@ -105,6 +115,11 @@ class Case:
     @cached_property
     def _by_sequence(self) -> dict[int, MergedStep]:
         return {step.sequence: step for step in self.steps}
+
+
+def _from(condition: ActiveCondition) -> tuple[str, ...]:
+    """Return the severities of a condition and those that are milder."""
+    return _WORST_FIRST[_WORST_FIRST.index(condition.severity) :]
 
 
 def norm_of(step: MergedStep) -> float:

@@ -12,6 +12,9 @@ from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import FloatArray
 from mp_agent.records.views import FirstNonfinite
 
+ALERTING = ("critical", "warning")
+"""Severities of conditions that a finding has to explain."""
+
 LIKELY, POSSIBLE = 6, 3
 """Lowest scores of a likely and of a possible diagnosis; below, it is unlikely."""
 
@@ -51,6 +54,12 @@ class Causes(Enum):
         shown_by=("MpAgentRankNonFinite",),
         phase="forward",
     )
+    OWN_NAN = Cause(
+        "nonfinite_backward_one_rank",
+        "NaN in the own gradients of single ranks, on skipped steps: their data or their hardware",
+        ("MpAgentRankNonFinite",),
+        phase="backward",
+    )
     NONFINITE_FORWARD = Cause(
         "nonfinite_forward",
         "Non-finite values in the forward pass of all ranks: the model, its weights or its inputs",
@@ -64,6 +73,12 @@ class Causes(Enum):
         ("MpAgentNonFiniteUpdate", "MpAgentLossNonFinite", "MpAgentRankNonFinite"),
         shown_by=("MpAgentRankNonFinite",),
         phase="backward",
+    )
+    ONE_RANK_OFF = Cause(
+        "one_rank_off",
+        "One step of a single rank: its data or its hardware",
+        ("MpAgentRankNonFinite",),
+        shown_by=(),
     )
     NONFINITE_UPDATE = Cause(
         "nonfinite_update",
@@ -113,6 +128,13 @@ class Causes(Enum):
         "All gradients are exactly 0: masked labels, or an output detached from the parameters",
         ("MpAgentNothingTrained",),
         phase="backward",
+    )
+    WITHOUT_GRADIENTS = Cause(
+        "optimizer_without_gradients",
+        "The optimizer steps tensors that get no gradients",
+        ("MpAgentLayersWithoutGradient", "MpAgentNothingTrained"),
+        shown_by=(),
+        phase="optimizer",
     )
     CONSTANT_LOSS = Cause(
         "constant_loss",
@@ -224,6 +246,8 @@ class Diagnosis:
     phase: str = ""
     arguments_for: tuple[Argument, ...] = ()
     arguments_against: tuple[Argument, ...] = ()
+    alerts: tuple[str, ...] = ()
+    """Conditions that show it and held at severity critical or warning."""
     follows: str = ""
     """Name of the cause that explains this one; empty when nothing found does."""
 

@@ -60,7 +60,9 @@ def as_dict(analysis: Analysis) -> dict[str, Any]:
         },
         "ranks": [_rank(log) for log in evidence.ranks],
         "conditions": [
-            picked(condition, "name", "severity", "since_step", "value", "description")
+            picked(
+                condition, "name", "severity", "since_step", "ended_step", "value", "description"
+            )
             for condition in evidence.conditions
         ],
         "not_measured": [name for name, _ in analysis.not_measured],
@@ -77,6 +79,7 @@ def _finding(finding: Diagnosis) -> dict[str, Any]:
         "cause": finding.cause.name,
         "title": finding.cause.title,
         **picked(finding, "likelihood", "score", "follows"),
+        "alerts": list(finding.alerts),
         **_place(finding),
         "for": [picked(argument, "text", "weight") for argument in finding.arguments_for],
         "against": [picked(argument, "text", "weight") for argument in finding.arguments_against],

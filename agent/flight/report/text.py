@@ -1,5 +1,7 @@
 """The texts of an analysis, for the terminal and the page alike."""
 
+from collections.abc import Sequence
+
 from rich.console import Console, Group
 from rich.padding import Padding
 from rich.text import Text
@@ -37,9 +39,16 @@ def verdict(analysis: Analysis) -> str:
     """Return the result of the analysis in one sentence."""
     first = analysis.first_bad
     if first is None:
-        return "Nothing found: the numbers of this run were normal."
+        return _nothing_found(analysis.history.steps)
     where = f" ({first.place})" if first.place else ""
     return f"{first.cause.title}, since step {first.step}{where}."
+
+
+def _nothing_found(steps: Sequence[MergedStep]) -> str:
+    if not steps:
+        return "Nothing found: the record holds no step."
+    numbers = f"steps {steps[0].step} to {steps[-1].step}"
+    return f"Nothing found: no condition held in {numbers}, and their numbers were normal."
 
 
 def ending(analysis: Analysis) -> str:
@@ -149,11 +158,11 @@ def _remarks(step: MergedStep) -> list[str]:
 
 
 def condition_text(condition: ActiveCondition) -> str:
-    """Return a condition that was active at the end, in a line."""
-    return (
-        f"{condition.name} ({condition.severity}) since step {condition.since_step}. "
-        f"{condition.description}"
-    )
+    """Return a condition that the run had, in a line."""
+    when = f"since step {condition.since_step}"
+    if condition.ended_step:
+        when = f"from step {condition.since_step} to {condition.ended_step}"
+    return f"{condition.name} ({condition.severity}) {when}. {condition.description}"
 
 
 _STYLES = {
@@ -189,7 +198,8 @@ def print_analysis(analysis: Analysis, console: Console) -> None:
     console.print(terminal.heading("Ranks and conditions"))
     console.print(terminal.table(ranks_table(analysis, _RANKS_SHOWN)))
     for condition in analysis.evidence.conditions:
-        console.print(Text(f"Active: {condition_text(condition)}"))
+        held = "Ended" if condition.ended_step else "Active"
+        console.print(Text(f"{held}: {condition_text(condition)}"))
     missing = ", ".join(text for _, text in analysis.not_measured)
     console.print(Text(f"Not measured, so neither shown nor ruled out: {missing}.", style="dim"))
     terminal.print_notes(console, analysis.evidence.notes)
@@ -201,6 +211,7 @@ def _finding(finding: Diagnosis) -> Padding:
         (f" {finding.cause.title}", "bold"),
         f"\n   step {finding.step}" + (f", {finding.place}" if finding.place else ""),
         f"; follows from {finding.follows}" if finding.follows else "",
+        f"; {', '.join(finding.alerts)}" if finding.alerts else "",
     )
     lines = [head]
     lines += [Text(f"   + {argument.text}") for argument in finding.arguments_for]

@@ -70,7 +70,7 @@ def described(
         value=finding.value,
         summary=_first_line(finding, since_step, labels, active),
         description=plain_text(level.parts, values, labels, finding.value, lookup),
-        remedy=" ".join(fitting(condition.remedies, lookup)),
+        remedy=" ".join(fitting(condition.remedies, lookup, since_step=since_step)),
         **place,
     )
 

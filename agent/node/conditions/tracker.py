@@ -160,6 +160,12 @@ class ActiveConditions:
         self.fired = {level: counts.get(level, 0) for level in levels}
         """How often each condition began, by condition and severity."""
         self._known: dict[_Key, KnownCondition] = {}
+        self._past = {(one.name, one.severity): one for one in memory.past}
+
+    @property
+    def past(self) -> tuple[ActiveCondition, ...]:
+        """The last that ended of each condition and severity, of all attempts."""
+        return tuple(self._past.values())
 
     @property
     def active(self) -> tuple[ActiveCondition, ...]:
@@ -172,6 +178,7 @@ class ActiveConditions:
         return ConditionMemory(
             fired=[(*level, count) for level, count in self.fired.items() if count],
             known=list(self._known.values()),
+            past=list(self._past.values()),
         )
 
     def restore(self, finding: Finding, known: KnownCondition) -> None:
@@ -194,9 +201,25 @@ class ActiveConditions:
         """Replace the text and value of an active condition."""
         self._known[_key(finding)] = replace(self._known[_key(finding)], active=active)
 
-    def end(self, finding: Finding) -> KnownCondition | None:
-        """Remove a condition that has ended, and return it."""
-        return self._known.pop(_key(finding), None)
+    def explain(self, verdict: str) -> list[ActiveCondition]:
+        """Note what a post-mortem found in the critical conditions that lack it; return those."""
+        lacking = [
+            (key, replace(known.active, postmortem=verdict))
+            for key, known in self._known.items()
+            if known.active.severity == Severity.CRITICAL.value
+            and known.notified
+            and known.active.postmortem != verdict
+        ]
+        for key, active in lacking:
+            self._known[key] = replace(self._known[key], active=active)
+        return [active for _, active in lacking]
+
+    def end(self, finding: Finding, step: int) -> KnownCondition | None:
+        """Remove a condition that has ended, and return it. step: the run's last one."""
+        if (known := self._known.pop(_key(finding), None)) is not None:
+            active = replace(known.active, ended_step=step)
+            self._past[active.name, active.severity] = active
+        return known
 
     def pop_unnotified(self) -> Iterator[ActiveCondition]:
         """Yield active conditions that were not notified yet, unless a worse severity is active."""
@@ -266,6 +289,11 @@ class ConditionTracker:
         return self._active.active
 
     @property
+    def past(self) -> tuple[ActiveCondition, ...]:
+        """The last that ended of each condition and severity, of all attempts."""
+        return self._active.past
+
+    @property
     def fired(self) -> dict[tuple[str, str], int]:
         """How often each condition began, by condition and severity."""
         return self._active.fired
@@ -287,6 +315,16 @@ class ConditionTracker:
     def adopt_from_root(self, content: bytes) -> None:
         """Publish the root's events to the ranks of this node; b"" means none."""
         self._notifier.adopt_from_root(content)
+
+    def explain(self, verdict: str, now_seconds: float) -> None:
+        """Note in the critical conditions what a post-mortem found, and notify of it."""
+        if self._view is None or not (explained := self._active.explain(verdict)):
+            return
+        observation = Observation(self._view, now_seconds, time.time())
+        for active in explained:
+            self._notify("explained", active, observation)
+        self._changed = True
+        self._notifier.publish()
 
     def after_step(
         self, account: Accumulator, now_seconds: float, read: Callable[[], RunExport]
@@ -343,7 +381,8 @@ class ConditionTracker:
         if not changes:
             return
         self._changed = True
-        over = [self._active.end(change.finding) for change in changes if not change.firing]
+        step = observation.step
+        over = [self._active.end(change.finding, step) for change in changes if not change.firing]
         for change in changes:
             if change.firing:
                 active = self._described(change.finding, observation)

@@ -165,6 +165,7 @@ def _read(path: Path, kind: type[_T]) -> _T | None:
 log = logging.getLogger("mp_agent.node")
 
 _QUEUE_MAX = 8
+_NANOSECONDS = 1e9
 
 Done = Callable[[Path | None, str], None]
 """Called with the file that was written, or with the problem."""
@@ -357,7 +358,7 @@ class FlightService:
         job = FlightJob(
             request=request,
             run_dir=run.run_dir,
-            conditions=run.conditions.active,
+            conditions=_conditions_of(run),
             tables=run.attempt.layer_tables.tables,
         )
         state.queued_seconds.append(now_seconds)
@@ -376,6 +377,15 @@ class FlightService:
             state.failed += not written
             if state.queued_seconds:
                 state.queued_seconds.pop(0)
+
+
+def _conditions_of(run: Run) -> tuple[ActiveCondition, ...]:
+    """Return the conditions that the attempt has, and those that it had."""
+    active = run.conditions.active
+    began_seconds = min(run.created_unix_ns, default=0) / _NANOSECONDS
+    held = {(one.name, one.severity) for one in active}
+    past = (one for one in run.conditions.past if (one.name, one.severity) not in held)
+    return (*active, *(one for one in past if one.since_unix_seconds >= began_seconds))
 
 
 def _begun(condition: ActiveCondition) -> StoredConditionEvent:

@@ -19,6 +19,10 @@ KINDS = (
     "overflow-storm",
     "nan-on-one-rank",
     "nan-in-backward",
+    "never-reduced",
+    "optimizer-of-a-copy",
+    "nan-of-one-rank-that-a-scaler-skips",
+    "one-rank-off",
     "killed",
 )
 

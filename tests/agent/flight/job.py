@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -31,11 +32,15 @@ class Model(nn.Module):
         self.middle = nn.Linear(32, 32)
         self.last = nn.Linear(32, CLASSES)
         self.spoil = False
+        self.factor = 1.0
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         hidden = self.middle(functional.gelu(self.first(inputs)))
         if self.spoil:
             hidden.register_hook(lambda gradient: gradient * float("nan"))
+        if self.factor != 1.0:
+            factor = self.factor
+            hidden.register_hook(lambda gradient: gradient * factor)
         logits: torch.Tensor = self.last(functional.gelu(hidden))
         return logits
 
@@ -118,6 +123,43 @@ def nan_in_backward() -> dict[str, object]:
     return {"step": BACKWARD_STEP, "layer": "middle.bias"}
 
 
+def never_reduced() -> dict[str, object]:
+    """The model is called past its wrapper, so that nothing reduces its gradients."""
+    trainer = Trainer(fp16=False)
+    trainer.model = trainer.model.module
+    trainer.wrapper = DistributedDataParallel(trainer.model)
+    for _ in range(30):
+        trainer.step()
+    return {}
+
+
+def optimizer_of_a_copy() -> dict[str, object]:
+    trainer = Trainer(fp16=False)
+    copied = deepcopy(trainer.model.module)
+    trainer.optimizer = torch.optim.SGD(copied.parameters(), lr=0.05)
+    for _ in range(100):
+        trainer.step()
+        trainer.model.zero_grad()
+    return {}
+
+
+def nan_of_one_rank_that_a_scaler_skips() -> dict[str, object]:
+    trainer = Trainer(fp16=True)
+    for number in range(1, NAN_STEP + 30):
+        trainer.model.module.spoil = number >= NAN_STEP and dist.get_rank() == 1
+        trainer.step()
+    return {"step": NAN_STEP}
+
+
+def one_rank_off() -> dict[str, object]:
+    """Rank 1 multiplies the gradients of one step."""
+    trainer = Trainer(fp16=False)
+    for number in range(1, NAN_STEP + 8):
+        trainer.model.module.factor = 1e6 if number == NAN_STEP and dist.get_rank() == 1 else 1.0
+        trainer.step()
+    return {"step": NAN_STEP}
+
+
 def killed() -> dict[str, object]:
     """Rank 1 is killed before a step in whose backward pass rank 0 already waits for it."""
     trainer = Trainer(fp16=True)
@@ -148,8 +190,15 @@ KINDS = {
     "overflow-storm": overflow_storm,
     "nan-on-one-rank": nan_on_one_rank,
     "nan-in-backward": nan_in_backward,
+    "never-reduced": never_reduced,
+    "optimizer-of-a-copy": optimizer_of_a_copy,
+    "nan-of-one-rank-that-a-scaler-skips": nan_of_one_rank_that_a_scaler_skips,
+    "one-rank-off": one_rank_off,
     "killed": killed,
 }
+
+
+OF_ONE_RANK = ("nan-of-one-rank-that-a-scaler-skips", "one-rank-off")
 
 
 def main() -> None:
@@ -158,7 +207,7 @@ def main() -> None:
         mp_agent.init()
     dist.init_process_group("gloo")
     for kind in kinds:
-        mp_agent.init(run=kind)
+        mp_agent.init(run=kind, measure_local_gradients=kind in OF_ONE_RANK)
         torch.manual_seed(1 + dist.get_rank())
         found = KINDS[kind]()
         mp_agent.shutdown()

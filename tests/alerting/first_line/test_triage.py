@@ -55,6 +55,15 @@ def test_the_step_to_roll_back_to_is_that_of_the_first_cause_that_began_no_later
     assert "before step 812 on" in _line(812, MpAgentLossSpike=700)
 
 
+def test_it_goes_back_to_a_step_only_where_there_is_one_before() -> None:
+    assert _line(1).endswith(
+        "resume from the initial weights, since it began with step 1 on rank 3."
+    )
+    assert "step 0" not in _line(1) and "before step 1" not in _line(1)
+    assert "before step 2 on" in _line(2)
+    assert "initial weights" in _line(812, MpAgentLearningRateJump=1)
+
+
 def test_a_step_that_is_not_known_is_left_out() -> None:
     assert _line(0).startswith("It broke. Weights: intact since it began. ")
     assert "before it began" in _line(0, MpAgentLearningRateJump=5)
@@ -102,8 +111,9 @@ def test_no_first_line_is_too_long_for_a_pager(condition, level) -> None:
     assert "{" not in line
 
 
+@pytest.mark.parametrize("first_step", [800, 1])
 def test_prometheus_expands_the_same_line_with_damage_and_cause(
-    server: Callable[[str], Path], tmp_path: Path
+    server: Callable[[str], Path], tmp_path: Path, first_step: int
 ) -> None:
     values = values_in_force()
     (tmp_path / RULES_FILE).write_text(render_rules(values, groups={"one": (LOSS_NONFINITE,)}))
@@ -113,7 +123,7 @@ def test_prometheus_expands_the_same_line_with_damage_and_cause(
     began = {
         "MpAgentLossNonFinite": 812,
         "MpAgentNonFiniteUpdate": 812,
-        "MpAgentLearningRateJump": 800,
+        "MpAgentLearningRateJump": first_step,
         "MpAgentGradientExplosion": 900,
     }
     for condition, step in began.items():
@@ -135,7 +145,8 @@ def test_prometheus_expands_the_same_line_with_damage_and_cause(
         causes=LOSS_NONFINITE.follows_from,
         active=began,
     )
-    assert "before step 800" in found["summary"] and "Weights: damaged, since" in found["summary"]
+    back = "the initial weights" if first_step == 1 else "the last checkpoint before step 800"
+    assert back in found["summary"] and "Weights: damaged, since" in found["summary"]
     assert found["cause"] == (
-        "MpAgentLearningRateJump since step 800, MpAgentNonFiniteUpdate since step 812"
+        f"MpAgentLearningRateJump since step {first_step}, MpAgentNonFiniteUpdate since step 812"
     )

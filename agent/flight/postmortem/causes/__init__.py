@@ -4,14 +4,18 @@ from collections.abc import Callable, Iterator
 
 from mp_agent.flight.postmortem.case import Case
 from mp_agent.flight.postmortem.causes.alerts import alerts
-from mp_agent.flight.postmortem.causes.ends import ends, unusual_batch
+from mp_agent.flight.postmortem.causes.ends import ends
 from mp_agent.flight.postmortem.causes.nonfinite import gpu_errors, nonfinite
+from mp_agent.flight.postmortem.causes.outliers import one_rank, unusual_batch
+from mp_agent.flight.postmortem.causes.ranks import own_nan
 from mp_agent.flight.postmortem.diagnosis import Diagnosis
 
 DETECTORS: tuple[Callable[[Case], Iterator[Diagnosis]], ...] = (
     gpu_errors,
     unusual_batch,
     nonfinite,
+    own_nan,
+    one_rank,
     alerts,
     ends,
 )

@@ -7,7 +7,10 @@ from statistics import median
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.severity import Severity
 from mp_agent.flight.postmortem.case import Case, norm_of
+from mp_agent.flight.postmortem.causes.nonfinite import OF_THE_ORIGIN
+from mp_agent.flight.postmortem.causes.ranks import apart, apart_begin, not_reduced
 from mp_agent.flight.postmortem.diagnosis import (
+    ALERTING,
     MEDIUM,
     STRONG,
     WEAK,
@@ -19,7 +22,7 @@ from mp_agent.flight.postmortem.diagnosis import (
 )
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.steps import EndReason
+from mp_agent.records.steps import UNHELD_GRADIENTS, EndReason
 
 _WEIGHTS = {
     Severity.CRITICAL.value: STRONG + MEDIUM,
@@ -27,7 +30,7 @@ _WEIGHTS = {
     Severity.INFO.value: WEAK,
 }
 _SUMMARIES = {condition.name: condition.summary for condition in CONDITIONS}
-_BY_CONDITION = {name: cause for cause in Causes for name in cause.value.signs}
+_BY_CONDITION = {name: cause for cause in reversed(Causes) for name in cause.value.signs}
 _BY_REASON = {
     "learning rate 0": Causes.LEARNING_RATE_ZERO,
     "constant loss": Causes.CONSTANT_LOSS,
@@ -35,14 +38,15 @@ _BY_REASON = {
     "loss 0": Causes.CONSTANT_LOSS,
 }
 """What MpAgentNothingTrained shows by the reason that it gives, unless it is the gradients."""
-_OF_THE_ORIGIN = ("MpAgentRankNonFinite", "MpAgentLossNonFinite", "MpAgentGradientNonFinite")
-"""Shown by where the incident began, in `nonfinite`."""
+_WITHOUT_GRADIENTS = "MpAgentLayersWithoutGradient"
 
 
 def alerts(case: Case) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each cause that the conditions show; each condition shows one."""
     risen = _risen(case)
     shown: dict[Cause, list[ActiveCondition]] = {Causes.LOSS_DIVERGING.value: []} if risen else {}
+    if apart(case):
+        shown[Causes.NEVER_REDUCED.value] = []
     if _emptied(case):
         shown[Causes.GRADIENT_UNDERFLOW.value] = []
     for condition in case.conditions:
@@ -58,8 +62,11 @@ def _cause_of(case: Case, condition: ActiveCondition, *, risen: bool) -> Cause |
     risen: whether the loss ended above its bound, so that a spike was the begin of more.
     """
     name = condition.name
-    if name in _OF_THE_ORIGIN and case.history.first_nonfinite is not None:
+    if name in OF_THE_ORIGIN and case.origin is not None:
         return None
+    none_at_all = condition.description.endswith(": no gradients.")
+    if name == _WITHOUT_GRADIENTS or (name == "MpAgentNothingTrained" and none_at_all):
+        return Causes.WITHOUT_GRADIENTS.value
     if name == "MpAgentNothingTrained":
         reasons = (r for r in _BY_REASON if condition.description.endswith(f": {r}."))
         return _BY_REASON.get(next(reasons, ""), Causes.ZERO_GRADIENTS).value
@@ -95,6 +102,7 @@ def _diagnosis(case: Case, cause: Cause, shown: Sequence[ActiveCondition]) -> Di
         phase=_phase(case, cause, sequence),
         arguments_for=(*(a for a in details if a.weight > 0), *reported),
         arguments_against=tuple(Argument(a.text, -a.weight) for a in details if a.weight < 0),
+        alerts=tuple(one.name for one in worst if one.severity in ALERTING),
     )
 
 
@@ -271,6 +279,8 @@ def _low_begin(case: Case, sequence: int) -> int:
 
 
 def _vanishing(case: Case, sequence: int) -> Iterator[Argument]:
+    if not case.judged:
+        return
     at, last = case.step_at(sequence), case.judged[-1]
     usual = case.usual(at).norm if at else None
     if usual and norm_of(last) < case.limit("grad_norm_fall") * usual:
@@ -346,6 +356,15 @@ def _zero_gradients(case: Case, sequence: int) -> Iterator[Argument]:
         yield Argument(text, WEAK)
 
 
+def _without_gradients(case: Case, _: int) -> Iterator[Argument]:
+    notes = {note for log in case.evidence.ranks for note in log.state.unsupported}
+    for note in sorted(notes):
+        if (names := note.removeprefix(UNHELD_GRADIENTS)) != note:
+            yield Argument(
+                f"Other tensors have gradients, and no optimizer holds them: {names}.", STRONG
+            )
+
+
 def _constant_loss(case: Case, sequence: int) -> Iterator[Argument]:
     norms = {norm_of(step) for step in case.judged if step.sequence >= sequence}
     if len(norms) == 1:
@@ -399,6 +418,8 @@ _LOOKS: Mapping[Cause, tuple[_Begin, _Look, Callable[[Case, int], _Place]]] = {
         Causes.LOSS_SCALE_FALLING: (_fall_begin, _falling, _overflowing),
         Causes.GRADIENT_VANISHING: (_low_begin, _vanishing, _smallest_layer),
         Causes.GRADIENT_UNDERFLOW: (_emptied_begin, _underflow, _emptied_layer),
+        Causes.NEVER_REDUCED: (apart_begin, not_reduced, _nowhere),
+        Causes.WITHOUT_GRADIENTS: (_as_it_is, _without_gradients, _nowhere),
         Causes.ZERO_GRADIENTS: (_as_it_is, _zero_gradients, _nowhere),
         Causes.CONSTANT_LOSS: (_as_it_is, _constant_loss, _nowhere),
         Causes.REPLICA_DIVERGENCE: (_as_it_is, _nothing_more, _differing),

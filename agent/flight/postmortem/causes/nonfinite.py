@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from mp_agent.flight.postmortem.case import Case, norm_of
 from mp_agent.flight.postmortem.diagnosis import (
+    ALERTING,
     DECISIVE,
     MEDIUM,
     STRONG,
@@ -18,12 +19,13 @@ from mp_agent.records.merged import MergedStep
 _CALM_STEPS = 20
 _FIRST_STEPS = 100
 """In which second moments that round to 0 show, if there are any."""
+OF_THE_ORIGIN = ("MpAgentRankNonFinite", "MpAgentLossNonFinite", "MpAgentGradientNonFinite")
+"""Conditions that where an incident began explains."""
 
 
 def nonfinite(case: Case) -> Iterator[Diagnosis]:
     """Yield where the latest incident originated."""
-    first = case.history.first_nonfinite
-    step = case.step_at(case.history.first_nonfinite_sequence)
+    first, step = case.history.first_nonfinite, case.origin
     if first is None or step is None:
         return
     yield from _zero_epsilon(case, step)
@@ -42,6 +44,11 @@ def nonfinite(case: Case) -> Iterator[Diagnosis]:
         layer=first.layer,
         phase=cause.value.phase,
         arguments_for=(*arguments, *_sudden(case, step)),
+        alerts=tuple(
+            one.name
+            for one in case.conditions
+            if one.name in OF_THE_ORIGIN and one.severity in ALERTING
+        ),
     )
 
 

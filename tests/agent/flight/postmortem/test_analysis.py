@@ -1,11 +1,47 @@
 """What an analysis says beyond its diagnoses."""
 
+from dataclasses import replace
+
 import pytest
 
+from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.flight.postmortem.analysis import remedies_for
-from mp_agent.flight.postmortem.diagnosis import Causes
+from mp_agent.flight.postmortem.diagnosis import ALERTING, Causes
+from mp_agent.flight.report.text import verdict
+from tests.agent.flight.analyses import analysis_of
+from tests.agent.flight.builders import calm
+from tests.agent.node.builders import merged_step
+from tests.agent.records.samples import make_condition
+
+FIRED = [
+    make_condition(name=condition.name, severity=level.severity.value, since_step=50)
+    for condition in CONDITIONS
+    for level in condition.levels
+    if level.severity.value in ALERTING
+]
+COURSES = {
+    "healthy": calm(60),
+    "with NaN": [*calm(60), merged_step(61, nan_elements=4.0, loss_nonfinite=1.0)],
+    "falling": [merged_step(n, norm=5e-3, loss=100.0 * 0.9**n) for n in range(1, 150)],
+    "without a step": [],
+}
 
 
 @pytest.mark.parametrize("cause", Causes)
 def test_every_cause_has_remedies_in_the_catalog(cause):
     assert remedies_for(cause.value)
+
+
+@pytest.mark.parametrize("course", COURSES)
+@pytest.mark.parametrize("active", FIRED, ids=lambda one: f"{one.name}-{one.severity}")
+@pytest.mark.parametrize("ended_step", [0, 55])
+def test_no_run_with_an_alert_is_called_normal(active, course, ended_step):
+    condition = replace(active, ended_step=ended_step)
+    found = analysis_of(*COURSES[course], conditions=[condition])
+    assert any(active.name in finding.alerts for finding in found.findings)
+    assert "normal" not in verdict(found) and "Nothing" not in verdict(found)
+
+
+def test_what_is_called_normal_is_the_steps_that_were_kept():
+    assert "steps 1 to 60" in verdict(analysis_of(*calm(60)))
+    assert "no step" in verdict(analysis_of())

@@ -13,6 +13,10 @@ CAUSES = {
     "overflow-storm": ("loss_scale_collapse", "nonfinite_forward"),
     "nan-on-one-rank": ("nonfinite_forward_one_rank",),
     "nan-in-backward": ("nonfinite_backward",),
+    "never-reduced": ("gradients_not_reduced",),
+    "optimizer-of-a-copy": ("optimizer_without_gradients",),
+    "nan-of-one-rank-that-a-scaler-skips": ("nonfinite_backward_one_rank",),
+    "one-rank-off": ("one_rank_off",),
     "killed": ("rank_killed",),
 }
 """What may be accused, in this order; along with its consequences."""
@@ -55,6 +59,20 @@ def test_a_nan_born_in_backward_names_the_layer_and_no_rank(analysis_of, outcome
     facts, first = outcomes["nan-in-backward"].facts, analysis_of("nan-in-backward").first_bad
     expected = (facts["step"], "", facts["layer"], "backward")
     assert (first.step, first.rank, first.layer, first.phase) == expected
+
+
+@pytest.mark.parametrize("kind", ["nan-of-one-rank-that-a-scaler-skips", "one-rank-off"])
+def test_what_one_rank_did_on_its_own_names_it_and_its_step(kind, analysis_of, outcomes):
+    first = analysis_of(kind).first_bad
+    assert (first.step, first.rank) == (outcomes[kind].facts["step"], "1")
+
+
+def test_a_run_that_went_wrong_from_its_first_step_has_nothing_to_go_back_to(analysis_of):
+    analysis = analysis_of("never-reduced")
+    advised = " ".join(text for one in analysis.remedies for text in one.remedies)
+    assert analysis.first_bad.step == 1
+    assert "Start again from the initial weights" in advised
+    assert not any(word in advised for word in ("hardware", "memory", "GPU"))
 
 
 def test_a_killed_rank_is_named_with_where_it_stood(analysis_of):
