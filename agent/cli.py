@@ -87,6 +87,11 @@ GROUPS: dict[str, dict[str, CommandEntry]] = {
             "Diagnose why metrics are missing.",
             "mp-agent doctor --prometheus http://prometheus:9090 --run llama-7b",
         ),
+        "explain": CommandEntry(
+            "alerting.pages.command:explain_command",
+            "Explain an alert: its causes, and what to do.",
+            "mp-agent explain MpAgentLossSpike",
+        ),
         "dump": CommandEntry(
             "node.commands.flight:dump_command",
             "Write a flight record of a run now.",

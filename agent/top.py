@@ -169,6 +169,7 @@ def _run(
         sort=wanted.sort,
         layers=wanted.layers,
         now_unix_seconds=report["time_unix_seconds"],
+        url=shown_address(url),
     )
 
 

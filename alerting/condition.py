@@ -26,7 +26,13 @@ from mp_agent.alerting.first_line import (
     headline_template,
     since_step_template,
 )
-from mp_agent.alerting.links import dashboard_url, runbook_url, tracker_url
+from mp_agent.alerting.links import (
+    agent_runbook_url,
+    dashboard_url,
+    postmortem_url,
+    runbook_url,
+    tracker_url,
+)
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import Remedy, remedy_template
 from mp_agent.alerting.severity import Severity
@@ -125,16 +131,22 @@ class Condition:
         runbook_base: str = "",
         dashboard_base: str = "",
     ) -> Mapping[str, str]:
-        """Return the annotations of the rule for one level; no link where a base is empty."""
+        """Return the annotations of the rule for one level.
+
+        Without a runbook base the run's node agent serves the runbook; without a dashboard base
+        there is no such link.
+        """
+        runbook = agent_runbook_url(self.name)
         links = {
-            "runbook_url": runbook_url(runbook_base, self.name) if runbook_base else "",
+            "runbook_url": runbook_url(runbook_base, self.name) if runbook_base else runbook,
             "dashboard_url": dashboard_url(dashboard_base) if dashboard_base else "",
+            "postmortem_url": postmortem_url() if level.severity is Severity.CRITICAL else "",
         }
         return {
             "summary": values.fill(self._first_line(level)),
             "description": prometheus_template(level.parts, values),
             "remedy": remedy_template(self.remedies),
-            **{name: url for name, url in links.items() if url},
+            **{name: values.fill(url) for name, url in links.items() if url},
             "tracker_url": values.fill(tracker_url()),
             "step": values.fill(since_step_template(self.name)),
             **self._cause(level, values),

@@ -25,6 +25,6 @@ class ConditionLog:
 def numbers_of(event: ConditionEvent) -> dict[str, float]:
     """Return an event as loggers of numbers take it: 1 when it begins to hold, 0 when it ceases."""
     return {
-        f"mp_agent/{event.name}": float(event.state == "firing"),
+        f"mp_agent/{event.name}": float(event.state != "resolved"),
         "mp_agent/condition_step": float(event.step),
     }

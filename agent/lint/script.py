@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mp_agent.errors import SettingError
+from mp_agent.inputs.limits import limit_resources
 from mp_agent.lint.finding import CheckReport
 from mp_agent.lint.interpret.modules import Project, imported_names, module_file, search_root
 from mp_agent.lint.runner import load_settings, relative, run
@@ -81,23 +81,10 @@ def _limited(lines: list[str]) -> list[str]:
     return [line[:_LINE_LENGTH_MAX] for line in lines[:_LINES_MAX]]
 
 
-def _limit_resources() -> None:
-    """Leave the processors to the training, and end this process if it takes too much."""
-    os.nice(_NICENESS)
-    for kind, wanted in (
-        (resource.RLIMIT_CPU, CPU_SECONDS_MAX),
-        (resource.RLIMIT_AS, MEMORY_BYTES_MAX),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        _, hard = resource.getrlimit(kind)
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(kind, (allowed, hard))
-
-
 def main(arguments: list[str]) -> int:
     """Print the summary of the check of one script as JSON; 1 if there is none."""
     (path,) = arguments
-    _limit_resources()
+    limit_resources(niceness=_NICENESS, cpu_seconds=CPU_SECONDS_MAX, memory_bytes=MEMORY_BYTES_MAX)
     if not os.path.isfile(path):
         print(f"{path} is not a file here", file=sys.stderr)
         return 1

@@ -13,7 +13,9 @@ from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.export.push import OtlpPush, TrackerService
 from mp_agent.node.export.service_discovery import ServiceDiscovery
 from mp_agent.node.export.snapshots import SnapshotProvider
+from mp_agent.node.flight.postmortems import Postmortems
 from mp_agent.node.flight.service import FlightService
+from mp_agent.node.http.runbooks import runbook_routes
 from mp_agent.node.http.server import Exposure, MetricsServer, PortOpener
 from mp_agent.node.http.status import ScrapeLog
 from mp_agent.node.leftovers import clear_leftovers
@@ -172,12 +174,19 @@ class NodeAgent:
         self._registry.listeners += [self._otlp.on_condition, self._trackers.on_condition]
         discovery = ServiceDiscovery(settings, lambda: self._push_service.links, self._own_endpoint)
         checks = ScriptChecks(lambda: self._registry.runs)
+        postmortems = Postmortems(settings, flight, lambda: self._registry.runs)
         self._services = Services(
-            [self._push_service, discovery, self._otlp, self._trackers, flight, checks]
+            [self._push_service, discovery, self._otlp, self._trackers, flight, checks, postmortems]
         )
         self._server = MetricsServer(
             self._expose,
-            [*self._push_service.routes(), *discovery.routes(), *self._snapshot_provider.routes()],
+            [
+                *self._push_service.routes(),
+                *discovery.routes(),
+                *self._snapshot_provider.routes(),
+                *postmortems.routes(),
+                *runbook_routes(settings),
+            ],
         )
         self._port_opener = PortOpener(settings, self._server)
         self._shutdown = Shutdown(settings.linger_seconds)

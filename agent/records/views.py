@@ -193,6 +193,8 @@ class RunView:
     """Longest of the earlier phases outside training of the current kind."""
     script: ScriptFindings | None = None
     """None until the main script was checked, which only some jobs want."""
+    pages_url: str = ""
+    """Base URL of the agent that serves the run's pages, as other machines reach it."""
     trackers: tuple[TrackerLink, ...] = ()
     """The experiment trackers that the run is sent to, once it is open there."""
     conditions: tuple[ActiveCondition, ...] = ()

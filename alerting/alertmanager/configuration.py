@@ -96,7 +96,8 @@ since {{ with .Annotations.step }}step {{ . }}, {{ end }}{{ .StartsAt.UTC.Format
 {{ with .Annotations.cause }}Follows from: {{ . }}
 {{ end }}Where: {{ template "mp_agent.where" . }}
 What to do: {{ .Annotations.remedy }}
-{{ with .Annotations.runbook_url }}Runbook: {{ . }}
+{{ with .Annotations.postmortem_url }}Post-mortem: {{ . }}
+{{ end }}{{ with .Annotations.runbook_url }}Runbook: {{ . }}
 {{ end }}{{ with .Annotations.dashboard_url }}Dashboard: {{ . }}
 {{ end }}{{ with .Annotations.tracker_url }}Tracker: {{ . }}
 {{ end }}{{ end }}
@@ -137,7 +138,7 @@ What to do: {{ .Annotations.remedy }}
 {{ with .Annotations.cause }}*Follows from:* {{ . }}
 {{ end }}*Where:* {{ template "mp_agent.where" . }}
 *What to do:* {{ template "mp_agent.slack.escaped" .Annotations.remedy }}
-{{ with .Annotations.runbook_url }}<{{ . }}|Runbook> {{ end }}{{ with .Annotations.dashboard_url }}<{{ . }}|Dashboard>{{ end }}{{ with .Annotations.tracker_url }} <{{ . }}|Tracker>{{ end }}
+{{ with .Annotations.postmortem_url }}<{{ . }}|Post-mortem> {{ end }}{{ with .Annotations.runbook_url }}<{{ . }}|Runbook> {{ end }}{{ with .Annotations.dashboard_url }}<{{ . }}|Dashboard>{{ end }}{{ with .Annotations.tracker_url }} <{{ . }}|Tracker>{{ end }}
 {{ end }}
 
 {{ define "mp_agent.slack.text" -}}
@@ -158,7 +159,7 @@ What to do: {{ .Annotations.remedy }}
 {{ with .Annotations.cause }}<p><b>Follows from:</b> {{ . }}</p>
 {{ end }}<p><b>Where:</b> {{ template "mp_agent.where" . }}</p>
 <p><b>What to do:</b> {{ .Annotations.remedy }}</p>
-<p>{{ with .Annotations.runbook_url }}<a href="{{ . }}">Runbook</a> {{ end }}{{ with .Annotations.dashboard_url }}<a href="{{ . }}">Dashboard</a>{{ end }}{{ with .Annotations.tracker_url }} <a href="{{ . }}">Tracker</a>{{ end }}</p>
+<p>{{ with .Annotations.postmortem_url }}<a href="{{ . }}">Post-mortem</a> {{ end }}{{ with .Annotations.runbook_url }}<a href="{{ . }}">Runbook</a> {{ end }}{{ with .Annotations.dashboard_url }}<a href="{{ . }}">Dashboard</a>{{ end }}{{ with .Annotations.tracker_url }} <a href="{{ . }}">Tracker</a>{{ end }}</p>
 </div>
 {{- end }}
 

@@ -235,12 +235,11 @@ def _table(names: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
 
 
 def _note_missing_links(runbook_base: str, dashboard_base: str) -> None:
-    for option, base, link in (
-        ("--runbook-base", runbook_base, "runbook_url"),
-        ("--dashboard-base", dashboard_base, "dashboard_url"),
-    ):
-        if not base:
-            click.echo(f"note: without {option} the alerts have no {link}", err=True)
+    if not runbook_base:
+        text = "note: without --runbook-base alerts link to the runbooks that node agents serve"
+        click.echo(text, err=True)
+    if not dashboard_base:
+        click.echo("note: without --dashboard-base the alerts have no dashboard_url", err=True)
 
 
 def _check_address(name: str, address: str, *, mark: str = "") -> None:

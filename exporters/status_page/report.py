@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any, Protocol
 
+from mp_agent.catalog.pages import RUNBOOKS, postmortem_path
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.merged import MergedStep
@@ -112,6 +113,7 @@ def _run(source: RunSources) -> dict[str, Any]:
         "is_root": view is not None,
         "verdict": verdict(source),
         "summary": None if view is None else _summary(view),
+        "pages": {"postmortem": postmortem_path(source.run), "runbooks": RUNBOOKS},
         "conditions": [] if view is None else [_condition(c) for c in _by_severity(view)],
         "layers": _layers(layers, _first_layer(view)),
         "layers_omitted": max(len(layers) - LAYERS_AT_MOST, 0),
@@ -214,7 +216,7 @@ def _summary(view: RunView) -> dict[str, Any]:
 def _condition(condition: ActiveCondition) -> dict[str, Any]:
     names = (
         *("name", "severity", "since_step", "since_unix_seconds", "value"),
-        *("rank", "layer", "phase", "summary", "description", "remedy"),
+        *("rank", "layer", "phase", "summary", "description", "remedy", "postmortem"),
     )
     return {name: getattr(condition, name) for name in names}
 

@@ -160,14 +160,18 @@ def run_panel(
     sort: str,
     layers: int,
     now_unix_seconds: float,
+    url: str = "",
 ) -> Panel:
-    """Return one run as a panel, in the order of the status page."""
+    """Return one run as a panel, in the order of the status page.
+
+    url: of the agent, for addresses of its pages.
+    """
     conditions, summary = run["conditions"], run["summary"]
     style = SEVERITIES.get(conditions[0]["severity"], "") if conditions else ""
     parts: list[RenderableType] = [Text(run["verdict"], style=style or "bold")]
     if summary is not None:
         parts += [_numbers(summary, now_unix_seconds), *_incident(summary), *_trackers(summary)]
-    parts += [part for condition in conditions for part in _condition(condition)]
+    parts += [part for condition in conditions for part in _condition(condition, run, url)]
     if history is not None and history["step"]:
         parts.append(Curves(history, thresholds))
     if layers and run["layers"]:
@@ -228,7 +232,7 @@ def _trackers(summary: Facts) -> list[Text]:
     ]
 
 
-def _condition(condition: Facts) -> list[Text]:
+def _condition(condition: Facts, run: Facts, url: str) -> list[Text]:
     severity = condition["severity"]
     head = Text.assemble(
         (severity, SEVERITIES.get(severity, "")),
@@ -238,7 +242,13 @@ def _condition(condition: Facts) -> list[Text]:
         f", {condition['layer']}" if condition["layer"] else "",
     )
     text = condition["description"] or condition["summary"]
-    return [Text("\n").join((head, Text(text), Text(f"What to do: {condition['remedy']}")))]
+    lines = [head, Text(text)]
+    # An older agent has no post-mortems.
+    if verdict := condition.get("postmortem"):
+        lines.append(Text(f"Post-mortem: {verdict} {url}{run['pages']['postmortem']}"))
+    lines.append(Text(f"What to do: {condition['remedy']}"))
+    lines.append(Text(f"More: mp-agent explain {condition['name']}"))
+    return [Text("\n").join(lines)]
 
 
 def _layers(rows: Sequence[Facts], sort: str, count: int, omitted: int) -> Table:

@@ -128,4 +128,4 @@ def values_by_run(snapshot: Snapshot) -> Mapping[str, Mapping[str, float]]:
 def values_of_event(event: StoredConditionEvent) -> Mapping[str, float]:
     """Return 1 for a condition that began to hold, 0 for one that ceased, under its name."""
     name = f"{PREFIX}condition/{event.condition.name}/{event.condition.severity}"
-    return {name: float(event.state == "firing")}
+    return {name: float(event.state != "resolved")}

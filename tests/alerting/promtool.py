@@ -15,6 +15,7 @@ from mp_agent.alerting.expressions.promql import label_text, number_text, quoted
 from mp_agent.alerting.first_line import headline
 from mp_agent.alerting.links import OF_CLUSTER
 from mp_agent.alerting.remedies import Lookup, fitting
+from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import Values
 from mp_agent.alerting.yaml_text import yaml_text
 from mp_agent.catalog.metric import Metric
@@ -184,7 +185,7 @@ def _moments(
                 "summary": _first_line(condition, level, example),
                 "remedy": " ".join(fitting(condition.remedies, _series_at(example, example.at))),
                 "description": values.fill(example.fires[level.severity]),
-                **_of_agent(condition, level),
+                **_of_agent(condition, level, runbook_base=bases[0]),
             }
             alerts.append(
                 {
@@ -197,10 +198,17 @@ def _moments(
     yield {**_moment(condition, example.at, values), "exp_alerts": alerts}
 
 
-def _of_agent(condition: Condition, level: Level) -> dict[str, str]:
+def _of_agent(condition: Condition, level: Level, *, runbook_base: str) -> dict[str, str]:
     """Return the annotations from the agent's own series, which an example does not have."""
     has_cause = level.triage is not None and condition.follows_from
-    return {"step": "", "tracker_url": "", **({"cause": ""} if has_cause else {})}
+    is_critical = level.severity is Severity.CRITICAL
+    return {
+        "step": "",
+        "tracker_url": "",
+        **({} if runbook_base else {"runbook_url": ""}),
+        **({"postmortem_url": ""} if is_critical else {}),
+        **({"cause": ""} if has_cause else {}),
+    }
 
 
 def _first_line(condition: Condition, level: Level, example: Example) -> str:

@@ -11,7 +11,7 @@ import yaml
 from grafana.render import marked_dashboards
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.durations import DURATIONS
-from mp_agent.alerting.links import RUNBOOK_BASE
+from mp_agent.alerting.links import ALERT_MARK, RUNBOOK_BASE, agent_runbook_url
 from mp_agent.alerting.rules.rule_file import render_rules
 from mp_agent.alerting.values import MATCHERS, MarkedValues, values_in_force
 from mp_agent.alerting.yaml_text import yaml_text
@@ -263,6 +263,7 @@ def marked_rules() -> str:
             "shares": [t.name for t in THRESHOLDS if t.unit == "1"],
             "targetsSelector": defaults.selectors["targets"],
             "runbookBase": RUNBOOK_BASE,
+            "agentRunbook": marked.fill(agent_runbook_url(ALERT_MARK)),
             "marks": sorted(set(_MARK.findall(rules))),
             "rules": rules,
         },

@@ -309,7 +309,17 @@ CONDITION_METRICS = (
 )
 
 
+PAGES = info(
+    "mp_agent.pages.info",
+    labels=("url",),
+    help="Address of the node agent whose pages are about the run: the status page at /, its "
+    "newest post-mortem at /postmortem/ and the run's name, the runbooks at /runbooks/; the value "
+    "is always 1.",
+    read=lambda run: {(run.pages_url,): 1.0} if run.pages_url else {},
+)
+
 TRACKER_METRICS = (
+    PAGES,
     info(
         "mp_agent.tracker.info",
         labels=("tracker", "name", "url"),

@@ -24,7 +24,7 @@ from typing import TypeVar
 from mp_agent.flight.record.archive import write_archive
 from mp_agent.records.flight import NodeRecord, RankLog, Segment
 from mp_agent.records.steps import LayerTable, StepRecord
-from mp_agent.ring.files import make_private_directory
+from mp_agent.ring.files import make_private_directory, read_private, replace_atomically
 from mp_agent.ring.locations import run_directory
 
 _Row = TypeVar("_Row", StepRecord, LayerTable)
@@ -124,6 +124,8 @@ log = logging.getLogger("mp_agent.flight")
 _FILE_MODE = 0o600
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _REASON_CHARACTERS_MAX = 60
+REPORT_PAGE, REPORT_DOCUMENT = "postmortem.html", "postmortem.json"
+REPORT_BYTES_MAX = 1 << 24
 
 
 def record_name(time_unix_seconds: float, reason: str) -> str:
@@ -132,6 +134,24 @@ def record_name(time_unix_seconds: float, reason: str) -> str:
     milliseconds = moment.microsecond // 1000
     legible = sub(r"[^A-Za-z0-9]+", "-", reason)[:_REASON_CHARACTERS_MAX].strip("-") or "unnamed"
     return f"{moment:%Y%m%dT%H%M%S}.{milliseconds:03d}Z-{legible}"
+
+
+def write_report(record: Path, page: str, document: str) -> None:
+    """Write the post-mortem of a record into its directory. Raises OSError."""
+    for name, text in ((REPORT_PAGE, page), (REPORT_DOCUMENT, document)):
+        replace_atomically(record / name, text.encode("utf-8", "replace"))
+
+
+def newest_report(flight_dir: Path, run: str, name: str) -> bytes | None:
+    """Return the newest post-mortem of a run, `REPORT_PAGE` or `REPORT_DOCUMENT`; None without one.
+
+    One that another user wrote, or that is too large, counts as none.
+    """
+    found = records_directory(flight_dir, run).glob(f"*/{name}")
+    for path in sorted(found, key=lambda path: path.parent.name, reverse=True):
+        if (content := read_private(path, REPORT_BYTES_MAX)) is not None:
+            return content
+    return None
 
 
 def records_directory(flight_dir: Path, run: str) -> Path:
@@ -199,7 +219,16 @@ def _prune(run_dir: Path, file: str, *, keep: Path, records_max: int, bytes_max:
             log.warning("flight record %s cannot be removed: %s", path, error.strerror)
             continue
         del sizes[path]
+        _remove_report(path.parent)
         _remove_empty(path.parent)
+
+
+def _remove_report(directory: Path) -> None:
+    """Remove the post-mortem of a record of which no node's file is left."""
+    with suppress(OSError):
+        if not any(directory.glob("node*.npz")):
+            for name in (REPORT_PAGE, REPORT_DOCUMENT):
+                (directory / name).unlink(missing_ok=True)
 
 
 def _size(path: Path) -> int:

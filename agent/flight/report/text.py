@@ -44,6 +44,19 @@ def verdict(analysis: Analysis) -> str:
     return f"{first.cause.title}, since step {first.step}{where}."
 
 
+def first_line(analysis: Analysis) -> str:
+    """Return the cause, how sure it is, and the first argument for it; on one line."""
+    first = analysis.first_bad
+    if first is None:
+        return verdict(analysis)
+    return " ".join(
+        (
+            f"{first.likelihood.capitalize()}: {verdict(analysis)}",
+            *(argument.text for argument in first.arguments_for[:1]),
+        )
+    )
+
+
 def _nothing_found(steps: Sequence[MergedStep]) -> str:
     if not steps:
         return "Nothing found: the record holds no step."

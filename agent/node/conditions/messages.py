@@ -108,8 +108,9 @@ def log_event(event: StoredConditionEvent) -> None:
         "summary": active.summary,
         "description": active.description,
         "remedy": active.remedy,
+        **({"postmortem": active.postmortem} if active.postmortem else {}),
     }
-    level = _LOG_LEVELS[active.severity] if event.state == "firing" else logging.INFO
+    level = logging.INFO if event.state == "resolved" else _LOG_LEVELS[active.severity]
     log.log(level, " ".join(f"{name}={_logged(value)}" for name, value in fields.items()))
 
 

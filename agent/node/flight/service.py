@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -171,6 +171,16 @@ Done = Callable[[Path | None, str], None]
 """Called with the file that was written, or with the problem."""
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A record that a condition or the end of a run made due, once it is written."""
+
+    run: Run
+    path: Path | None
+    """The file; None if it cannot be written."""
+    problem: str = ""
+
+
 class FlightWriter:
     """A daemon thread that starts with the first record."""
 
@@ -250,6 +260,12 @@ class FlightService:
         self._enabled = settings.flight_records_max > 0
         self._runs: dict[Path, _RunFlight] = {}
         self._writer = FlightWriter(settings)
+        self._recorded: queue.SimpleQueue[Recorded] = queue.SimpleQueue()
+
+    def pop_recorded(self) -> Iterator[Recorded]:
+        """Yield, and forget, the records that were written of runs whose root is here."""
+        while not self._recorded.empty():
+            yield self._recorded.get()
 
     def counts(self, run: Run) -> tuple[int, int]:
         """Return how many flight records of a run were written, and how many failed."""
@@ -322,7 +338,12 @@ class FlightService:
         # Every node notices the end of its own ranks by itself.
         if run.is_root and trigger.trigger is not None:
             run.flight_request = request
-        self._submit(run, state, request, now_seconds, done=_ignore_result)
+
+        def done(path: Path | None, problem: str) -> None:
+            if run.is_root:
+                self._recorded.put(Recorded(run, path, problem))
+
+        self._submit(run, state, request, now_seconds, done=done)
 
     def _dump(self, run: Run, state: _RunFlight, asked: DumpRequest, now_seconds: float) -> None:
         def done(path: Path | None, problem: str) -> None:

@@ -100,6 +100,15 @@ def _log(condition: ConditionEvent) -> None:
             condition.description,
             condition.remedy,
         )
+    elif condition.state == "explained":
+        log.log(
+            _LEVELS.get(condition.severity, logging.WARNING),
+            "%s (%s) since step %d: post-mortem: %s",
+            condition.name,
+            condition.severity,
+            condition.since_step,
+            condition.postmortem,
+        )
     else:
         log.info("%s (%s) is over", condition.name, condition.severity)
 

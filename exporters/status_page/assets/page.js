@@ -88,19 +88,24 @@ const showTrackers = (run) => {
   list.replaceChildren(...trackers.map((at) => element("li", {}, `In ${at.tracker}: `, link(at.url, at.name))));
 };
 
-const conditionItem = (condition) => {
+// Below the page's own address, so that they work behind a proxy too.
+const below = (path, text) => element("a", { href: path.replace(/^\//, "") }, text);
+
+const conditionItem = (condition, pages) => {
   const where = [condition.rank && `, rank ${condition.rank}`, condition.layer && `, ${condition.layer}`];
   return element("li", { class: condition.severity },
     element("p", {},
       element("span", { class: "badge" }, condition.severity), " ",
-      element("strong", {}, condition.name),
+      element("strong", {}, below(`${pages.runbooks}/${condition.name}`, condition.name)),
       ` since step ${condition.since_step}${where.filter(Boolean).join("")}`),
     element("p", {}, condition.description || condition.summary),
+    condition.postmortem && element("p", {}, element("strong", {}, "Post-mortem: "),
+      condition.postmortem, " ", below(pages.postmortem, "Report")),
     element("p", {}, element("strong", {}, "What to do: "), condition.remedy));
 };
 
 const showConditions = (run) => {
-  const items = (run?.conditions ?? []).map(conditionItem);
+  const items = (run?.conditions ?? []).map((condition) => conditionItem(condition, run.pages));
   const none = run && !run.is_root ? "Judged by the root agent." : "None.";
   byId("conditions").replaceChildren(...(items.length ? items : [element("li", { class: "quiet" }, none)]));
 };

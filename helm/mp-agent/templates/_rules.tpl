@@ -10,7 +10,9 @@ The alert rules with this release's numbers. files/rules.yaml holds the rules wi
 {{- $text = $text | replace "{@series_selector@}" "" | replace ",@series_selector@}" "}" }}
 {{- end }}
 {{- $text = replace "/d/mp-agent-" (printf "/d/%s-" .Values.dashboards.uidPrefix) $text }}
+{{- $agentRunbook := $catalog.agentRunbook }}
 {{- range $mark := $catalog.marks }}
+{{- $agentRunbook = replace (printf "@%s@" $mark) (include "mp-agent.mark" (list $catalog $rules $mark)) $agentRunbook }}
 {{- $text = replace (printf "@%s@" $mark) (include "mp-agent.mark" (list $catalog $rules $mark)) $text }}
 {{- end }}
 {{- $taken := dict }}
@@ -28,7 +30,7 @@ The alert rules with this release's numbers. files/rules.yaml holds the rules wi
 {{- $_ := set $rule.labels "severity" $severity }}
 {{- end }}
 {{- if not $rules.runbookBase }}
-{{- $_ := unset $rule.annotations "runbook_url" }}
+{{- $_ := set $rule.annotations "runbook_url" (replace "{alert}" (lower $rule.alert) $agentRunbook) }}
 {{- end }}
 {{- if not $rules.dashboardBase }}
 {{- $_ := unset $rule.annotations "dashboard_url" }}
