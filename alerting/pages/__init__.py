@@ -122,7 +122,9 @@ def _index() -> str:
         for condition in CONDITIONS
     ]
     text = (
-        "Publish this folder for your team, and pass its base URL to the rules: "
+        "Every node agent serves these pages at `/runbooks/`, with the numbers in force there, and "
+        "alerts link to them; `mp-agent explain ALERT` shows one in a terminal. To link to a place "
+        "of your own, publish this folder and pass its base URL to the rules: "
         "`mp-agent rules --runbook-base https://…`. The URL of the folder in a repository works: "
         "each alert links to `<base>/<alert name in lower case>.md`. For other URL schemes, mark "
         "the place of the name: `--runbook-base https://wiki…/{alert}/`."
