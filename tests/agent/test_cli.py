@@ -31,7 +31,7 @@ def completed(words: str) -> set[str]:
 
 @pytest.mark.slow
 def test_shells_complete_commands_and_values() -> None:
-    assert completed("mp-agent ex") == {"exec", "export"}
+    assert completed("mp-agent ex") == {"exec", "explain", "export"}
     assert completed("mp-agent export x --to p") == {"parquet"}
 
 

@@ -145,12 +145,11 @@ class Postmortems:
 
 def _settle(due: _Due, ended: Ended, now_seconds: float) -> None:
     """Give the conditions of the run what was found, or why nothing was."""
-    problem = ended.problem
     try:
-        line = "" if problem else msgspec.json.decode(ended.printed, type=str)
-    except msgspec.DecodeError as error:
-        line, problem = "", f"its output cannot be read: {error}"
-    if problem:
+        line = "" if ended.problem else msgspec.json.decode(ended.printed, type=str)
+    except msgspec.DecodeError:
+        line, ended = "", ended.unreadable
+    if problem := ended.problem:
         log.warning("run %s: %s cannot be analysed: %s", due.run.name, due.record, problem)
         line = f"No post-mortem: the flight record {due.record} cannot be analysed: {problem}."
     else:

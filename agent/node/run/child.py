@@ -23,6 +23,16 @@ class Ended:
     printed: bytes = b""
     problem: str = ""
 
+    @property
+    def unreadable(self) -> "Ended":
+        """The same as an end whose output is not what was expected, with what it is."""
+        return Ended(problem=_with_output(0, self.printed))
+
+
+def _with_output(status: int, printed: bytes) -> str:
+    text = printed.decode(errors="replace").strip()[-_REASON_LENGTH_MAX:]
+    return f"exit status {status}: {text}" if text else f"exit status {status}"
+
 
 @dataclass(slots=True)
 class Child:
@@ -47,8 +57,7 @@ class Child:
         self.close()
         if status == 0:
             return Ended(printed)
-        text = printed.decode(errors="replace").strip()[-_REASON_LENGTH_MAX:]
-        return Ended(problem=f"exit status {status}: {text}" if text else f"exit status {status}")
+        return Ended(problem=_with_output(status, printed))
 
     def close(self) -> None:
         """End the process if it still runs."""

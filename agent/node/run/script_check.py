@@ -78,8 +78,8 @@ def _settle(run: Run, ended: Ended) -> None:
     """Give the run what the process found."""
     try:
         summary = None if ended.problem else msgspec.json.decode(ended.printed, type=_Summary)
-    except msgspec.DecodeError as error:
-        summary, ended = None, Ended(problem=f"its output cannot be read: {error}")
+    except msgspec.DecodeError:
+        summary, ended = None, ended.unreadable
     if summary is None:
         run.script_findings = ScriptFindings(files=0)
         log.warning("run %s: the main script cannot be checked: %s", run.name, ended.problem)

@@ -273,7 +273,7 @@ def _log_record(event: StoredConditionEvent) -> LogRecord:
     return LogRecord(
         timestamp=unix_ns(event.time_unix_seconds),
         severity_number=_SEVERITIES.get(event.state, SeverityNumber.ERROR),
-        severity_text=event.condition.severity.upper() if event.state == "firing" else "INFO",
+        severity_text="INFO" if event.state == "resolved" else event.condition.severity.upper(),
         body=as_utf8(event.condition.description or event.condition.summary),
         attributes=dict(_attributes(event)),
         event_name=EVENT_NAME,
@@ -317,6 +317,7 @@ def _attributes(event: StoredConditionEvent) -> Mapping[str, str | int | float]:
         "value": condition.value,
         "summary": condition.summary,
         "remedy": condition.remedy,
+        "postmortem": condition.postmortem,
     }
     return {
         name: as_utf8(value) if isinstance(value, str) else value

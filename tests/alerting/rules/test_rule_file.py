@@ -50,11 +50,12 @@ def test_a_rule_has_labels_and_annotations_that_routing_and_people_need(
     assert rule["labels"]["component"] == "mp-agent"
     links = {"runbook_url", "dashboard_url"}
     optional = {"cause"} if _FOLLOWS_FROM[rule["alert"]] else set()
-    optional &= {"cause"} if rule["labels"]["severity"] == "critical" else set()
+    is_critical = rule["labels"]["severity"] == "critical"
+    optional = {*optional, "postmortem_url"} if is_critical else set()
     expected = {"summary", "description", "remedy", "step", "tracker_url", *links, *optional}
     assert set(rule["annotations"]) == expected
     templated = "{{" in rule["annotations"]["summary"]
-    assert templated is (rule["labels"]["severity"] == "critical")
+    assert templated is is_critical
     assert "$labels.run }}" in rule["annotations"]["description"]
     assert "var-run={{ $labels.run | urlquery }}" in rule["annotations"]["dashboard_url"]
     assert rule["annotations"]["runbook_url"].endswith(f"/{rule['alert'].lower()}.md")

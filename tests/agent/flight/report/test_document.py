@@ -29,7 +29,8 @@ def test_the_keys_of_the_document_stay():
         "conditions not_measured notes".split()
     )
     assert set(document["findings"][0]) == set(
-        "cause title likelihood score alerts follows step sequence rank layer phase for against".split()
+        "cause title likelihood score alerts follows step sequence rank layer phase "
+        "for against".split()
     )
     assert set(document["first_bad"]) == set("step sequence rank layer phase cause".split())
 

@@ -119,7 +119,7 @@ def test_a_check_that_takes_too_long_is_ended(checks_of, script, monkeypatch, ca
     run = WatchedRun(script.parent / "llama", str(script))
     checks = checks_of(run)
     checks.tick(0.0)
-    process = checks._check.process
+    process = checks._check[1].process
     checks.tick(script_check.SECONDS_MAX - 1)
     assert process.poll() is None and run.script_findings is None
     checks.tick(script_check.SECONDS_MAX)
@@ -140,6 +140,6 @@ def test_stopping_ends_the_process(checks_of, script, monkeypatch):
     monkeypatch.setattr(script_check, "_COMMAND", ("-c", "import time; time.sleep(600)"))
     checks = checks_of(WatchedRun(script.parent / "llama", str(script)))
     checks.tick(0.0)
-    process = checks._check.process
+    process = checks._check[1].process
     asyncio.run(checks.stop(0.0))
     assert process.poll() is not None
