@@ -1,4 +1,4 @@
-"""Limits of a process that works beside a training."""
+"""Limits of a process that works on the same node as a training."""
 
 import os
 import resource

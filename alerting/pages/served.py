@@ -68,7 +68,7 @@ def as_page(title: str, text: str) -> str:
 
 @cache
 def _converter() -> "MarkdownIt":
-    # Only here: an agent that nobody asks for a runbook needs no Markdown.
+    # Only here: an agent that is not asked for a runbook needs no Markdown.
     from markdown_it import MarkdownIt
 
     return MarkdownIt("commonmark").enable("table")

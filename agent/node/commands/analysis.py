@@ -1,4 +1,4 @@
-"""Writes the post-mortem of a flight record beside it: `python -m mp_agent.node.commands.analysis`.
+"""Writes the post-mortem of a flight record: `python -m mp_agent.node.commands.analysis DIRECTORY`.
 
 The node agent runs it in a separate process, so that no analysis delays it. Prints the first line.
 """

@@ -36,7 +36,7 @@ def _with_output(status: int, printed: bytes) -> str:
 
 @dataclass(slots=True)
 class Child:
-    """A Python program that runs in a process of its own; it limits itself."""
+    """A Python program that runs in a separate process; it limits itself."""
 
     process: subprocess.Popen[bytes]
     output: IO[bytes]

@@ -69,8 +69,8 @@ def test_local_sgd_is_accused_of_nothing():
 def test_an_optimizer_without_gradients_names_the_tensors_that_have_some():
     steps = [merged_step(n, loss=2.0 + (n % 5) / 100) for n in range(1, 200)]
     log = make_log(segments=(Segment(schema=make_schema()),))
-    told = replace(log, state=replace(log.state, unsupported=(f"{UNHELD_GRADIENTS}a.weight",)))
-    first = next(iter(findings_of(steps, ranks=[told]).values()))
+    noted = replace(log, state=replace(log.state, unsupported=(f"{UNHELD_GRADIENTS}a.weight",)))
+    first = next(iter(findings_of(steps, ranks=[noted]).values()))
     assert (first.cause.name, first.step) == ("optimizer_without_gradients", 1)
     assert any("holds them: a.weight" in one.text for one in first.arguments_for)
     assert "create the optimizer after" in remedies_for(first.cause)[0].remedies[0]

@@ -60,10 +60,9 @@ def test_the_list_links_every_page_and_names_may_be_written_in_any_way():
 
 
 def test_the_numbers_are_those_in_force():
-    changed = fetched(
-        ["/runbooks/GradientExplosion"], Settings(thresholds={"grad_norm_high": 54.25})
-    )
-    assert "54.25" in changed["/runbooks/GradientExplosion"][1]
+    path = "/runbooks/GradientExplosion"
+    changed = fetched([path], Settings(alerts={"explosion_window": "59s"}))
+    assert "[59s]" in changed[path][1] and "[59s]" not in fetched([path])[path][1]
 
 
 @pytest.mark.parametrize("name", ["LossSpik", "..%2f..%2fetc%2fpasswd", "a/b"])

@@ -1,4 +1,4 @@
-"""A node agent explains a critical condition by its own record: in a process beside, over HTTP."""
+"""A node agent explains a critical condition by its own record: in a separate process, over HTTP."""
 
 import json
 import os
@@ -71,8 +71,8 @@ def test_a_learning_rate_that_jumps_is_named_by_api_log_event_page_and_files(
     lines = [line for line in logged.splitlines() if "state=explained" in line]
     assert lines and all(jump in line for line in lines)
     news = wait_until(lambda: read_conditions(run_dir), what="the conditions for the ranks")
-    told = [one.event for one in news.events if one.event.state == "explained"]
-    assert told and all(jump in event.condition.postmortem for event in told)
+    heard = [one.event for one in news.events if one.event.state == "explained"]
+    assert heard and all(jump in event.condition.postmortem for event in heard)
 
     page, headers = get(f"{status.url}/postmortem/llama")
     assert jump in page.decode() and headers["Content-Type"].startswith("text/html")
