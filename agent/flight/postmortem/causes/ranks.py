@@ -20,7 +20,7 @@ _APART_MIN = 2
 """Steps in a row on which the gradients of replicas differ, although a wrapper is to reduce them:
 after a fault of one rank, the next reduction makes them equal again."""
 _APART_ON_PURPOSE = 10
-"""Such steps where the wrapper itself says that it reduces nothing, as local SGD does for a while."""
+"""Such steps where the wrapper itself says that it reduces nothing, as under local SGD."""
 
 
 def apart(case: Case) -> list[MergedStep]:

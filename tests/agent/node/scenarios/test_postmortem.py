@@ -1,4 +1,4 @@
-"""A node agent explains a critical condition by its own record: in a separate process, over HTTP."""
+"""A node agent explains a critical condition by its own record, which is served over HTTP."""
 
 import json
 import os
