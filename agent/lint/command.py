@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from mp_agent.errors import SettingError
+from mp_agent.inputs.files import printable
 from mp_agent.lint.finding import CheckReport, CodeFinding, Edit, Span
 from mp_agent.lint.report import github_lines, json_report, print_report, sarif_report
 from mp_agent.lint.rules import BY_CODE, RULES
@@ -145,6 +146,10 @@ def check_command(
                     click.echo(f"{path}: {count} fixed", err=True)
     except SettingError as error:
         raise click.UsageError(str(error)) from error
+    if not report.files:
+        where = ", ".join(paths) or "the current folder"
+        text = f"mp-agent check: warning: no Python file or notebook was found in {where}"
+        click.echo(printable(text), err=True)
     _write(report, output_format, output)
     sys.exit(_exit_code(report, exit_zero))
 

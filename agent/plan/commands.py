@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from mp_agent.backtest.options import period_of_prometheus, period_options
-from mp_agent.errors import AdviceError, CompareError, MpAgentError
-from mp_agent.output import Console, refuse, write_whole
+from mp_agent.errors import AdviceError, CompareError
+from mp_agent.output import Console, write_whole
 from mp_agent.plan.comparison.model import PrecisionReport
 from mp_agent.plan.comparison.report import print_report
 from mp_agent.plan.evaluation.model import PlanEvaluation
@@ -20,7 +20,7 @@ from mp_agent.plan.formats import BY_NAME, DEFAULT_NAMES, REFERENCES
 from mp_agent.plan.precision_plan import PRECISIONS, PrecisionPlan, plan_of_json
 from mp_agent.plan.recommendation.model import GOALS
 from mp_agent.plan.recommendation.report import print_recommendation
-from mp_agent.plan.target import is_target, load_target, progress_bar
+from mp_agent.plan.target import is_target, load_target, progress_bar, running_own_code
 from mp_agent.report.options import (
     Option,
     count_option,
@@ -105,7 +105,7 @@ def compare_command(
     (`http://host:9464`, `…/?run=NAME` where there are several); with --prometheus, their names.
     """
     shown: dict[str, Any] = {"rows": rows, "as_document": as_document, "page": page}
-    try:
+    with running_own_code("compare"):
         if prometheus:
             if other is None:
                 raise CompareError(f"--prometheus compares two runs; {target} is one")
@@ -121,8 +121,6 @@ def compare_command(
             )
         chosen = tuple(dict.fromkeys((*(dtypes or DEFAULT_NAMES), *required)))
         report = _compare(target, dtypes=chosen, **options)
-    except MpAgentError as error:
-        refuse("compare", error)
     show(
         json=report.as_json,
         html=report.as_html,
@@ -183,15 +181,13 @@ def recommend_command(
     returns (model, batch) or (model, batch, loss), as for `mp-agent compare`; a DataLoader or an
     iterator in place of the batch gives one batch per step.
     """
-    try:
+    with running_own_code("recommend"):
         require_torch()
         model, batch, loss = _training_target(target)
         from mp_agent.plan.recommendation.api import recommend_plan
 
         with progress_bar() as progress:
             found = recommend_plan(model, batch, loss, progress=progress, **options)
-    except MpAgentError as error:
-        refuse("recommend", error)
     if output is not None:
         write_whole(output, found.plan.as_json() + "\n")
     if code_path is not None:
@@ -253,11 +249,9 @@ def evaluate_command(
     TARGET is `script.py:function`, as for `mp-agent recommend`. Both trainings begin with the same
     weights and see the same batches and random numbers; the optimizer is AdamW.
     """
-    try:
+    with running_own_code("evaluate"):
         require_torch()
         found = _evaluate(target, _given_plan(plan_path, precision), goal, **options)
-    except MpAgentError as error:
-        refuse("evaluate", error)
     show(
         json=found.as_json,
         html=found.as_html,

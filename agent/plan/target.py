@@ -3,15 +3,62 @@
 import importlib
 import importlib.util
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from mp_agent.errors import CompareError
-from mp_agent.output import Console
+from mp_agent.errors import CompareError, MpAgentError
+from mp_agent.inputs.files import printable
+from mp_agent.output import Console, refuse
+
+CRASHED = 3
+"""Exit status where code of the user's own raised: 1 is a verdict, 2 a wrong use."""
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
+_OF_OTHERS = tuple(
+    str(Path(path).absolute())
+    for path in (*map(sysconfig.get_paths().get, _LIBRARIES), Path(__file__).parents[1])
+    if path
+)
+"""Where Python, installed packages and mp_agent itself are."""
+
+
+@contextmanager
+def running_own_code(command: str) -> Iterator[None]:
+    """End a command with 2 where it is used wrongly, with 3 where the user's own code raises.
+
+    Of such an exception its frames in that code are shown, without mp_agent's and the libraries'.
+    """
+    try:
+        yield
+    except MpAgentError as error:
+        refuse(command, error)
+    except Exception as error:
+        frames = _own_frames(error)
+        if not frames:
+            raise
+        lines = [
+            f"mp-agent {command}: the code under test raised an exception\n",
+            *traceback.format_list(frames),
+            *traceback.format_exception_only(error),
+        ]
+        click.echo(printable("".join(lines), keep="\n"), err=True, nl=False)
+        sys.exit(CRASHED)
+
+
+def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
+    """Return the frames of an exception that are in the user's code, the innermost last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if Path(frame.filename).is_file() and _is_own(frame.filename)]
+
+
+def _is_own(file: str) -> bool:
+    return not str(Path(file).absolute()).startswith(_OF_OTHERS)
 
 
 def is_target(text: str) -> bool:
@@ -25,17 +72,15 @@ def load_target(text: str) -> tuple[Any, Any, Any]:
 
     The function gets no arguments and returns (model, batch) or (model, batch, loss). A script's
     directory is searched for its imports, as Python does when it runs it. Raises CompareError,
-    naming the target, when there is no such function, when it fails, or returns something else.
+    naming the target, when there is no such function, or it returns something else. What the
+    script or the function raises is raised.
     """
     place, _, name = text.rpartition(":")
     module = _module(place)
     make = getattr(module, name, None)
     if not callable(make):
         raise CompareError(f"{text}: {place} has no function {name}")
-    try:
-        made = make()
-    except Exception as error:
-        raise CompareError(f"{text}: raised {type(error).__name__}: {error}") from error
+    made = make()
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         found = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
         raise CompareError(
@@ -45,25 +90,25 @@ def load_target(text: str) -> tuple[Any, Any, Any]:
 
 
 def _module(place: str) -> Any:
-    try:
-        if not place.endswith(".py"):
-            sys.path.insert(0, str(Path.cwd()))
+    if not place.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))
+        try:
             return importlib.import_module(place)
-        path = Path(place)
-        if not path.is_file():
-            raise CompareError(f"{place}: no such file")
-        sys.path.insert(0, str(path.resolve().parent))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None:
-            raise CompareError(f"{place}: cannot be imported")
-        module = importlib.util.module_from_spec(spec)
-        # Classes of the script are found by their module's name when they are copied.
-        sys.modules.setdefault(path.stem, module)
-        spec.loader.exec_module(module)
-    except CompareError:
-        raise
-    except Exception as error:
-        raise CompareError(f"{place}: raised {type(error).__name__}: {error}") from error
+        except ModuleNotFoundError as error:
+            if error.name and (place == error.name or place.startswith(f"{error.name}.")):
+                raise CompareError(f"{place}: no such module") from error
+            raise
+    path = Path(place)
+    if not path.is_file():
+        raise CompareError(f"{place}: no such file")
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise CompareError(f"{place}: cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    # Classes of the script are found by their module's name when they are copied.
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
     return module
 
 

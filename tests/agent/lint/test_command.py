@@ -70,6 +70,14 @@ def check(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["check", *arguments])
 
 
+def test_a_check_of_nothing_says_so_on_standard_error(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    result = check("empty", "--format", "json")
+    assert result.exit_code == 0 and json.loads(result.stdout)
+    assert "no Python file or notebook was found in empty" in result.stderr
+    assert "no Python file" not in check("bad.py").stderr
+
+
 def test_text_shows_place_source_and_remedy(folder: Path) -> None:
     result = check()
     assert result.exit_code == 1

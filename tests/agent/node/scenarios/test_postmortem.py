@@ -3,12 +3,14 @@
 import json
 import os
 import urllib.error
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mp_agent.flight.record.store import newest_report
+from mp_agent.node.run.child import Child, Ended, start_child
 from mp_agent.ring.run_files import read_conditions
 from tests.agent.node.agent_process import get, wait_for_status
 from tests.waiting import wait_until
@@ -42,7 +44,8 @@ def train(rank) -> None:
 
 def conditions(status) -> list[dict[str, Any]]:
     (run,) = json.loads(get(f"{status.url}/api/v1/snapshot")[0])["runs"]
-    return run["conditions"]
+    found: list[dict[str, Any]] = run["conditions"]
+    return found
 
 
 def explained(status) -> list[dict[str, Any]]:
@@ -136,20 +139,24 @@ def test_the_reports_are_as_protected_as_the_rest(start, start_rank, run_dir):
         assert refused.value.code == 401, path
 
 
-def test_the_analysis_takes_no_more_than_its_limits(start_rank, run_dir, settings, tmp_path):
-    """It runs below normal priority, and what is no record ends it with a reason."""
-    from mp_agent.node.run.child import Child, start_child
-
-    (tmp_path / "record").mkdir()
-    arguments = ("-m", "mp_agent.node.commands.analysis", str(tmp_path / "record"))
+def ended(*arguments: str) -> Ended:
+    """Return how a child process of a node agent ends."""
     child = start_child(arguments, seconds_max=60.0, now_seconds=0.0)
     assert isinstance(child, Child)
-    ended = wait_until(lambda: child.poll(1.0), seconds=60, what="the end of the analysis")
-    assert "holds no flight record" in ended.problem
+    return wait_until(partial(child.poll, 1.0), seconds=60, what="the end of the child process")
 
-    nice = "import os; from mp_agent.inputs.limits import limit_resources as limit; "
-    nice += "limit(niceness=10, cpu_seconds=9, memory_bytes=1 << 33); print(os.nice(0))"
-    child = start_child(("-c", nice), seconds_max=60.0, now_seconds=0.0)
-    assert isinstance(child, Child)
-    ended = wait_until(lambda: child.poll(1.0), seconds=60, what="its end")
-    assert int(ended.printed) == min(os.nice(0) + 10, 19)
+
+def test_what_is_no_record_ends_the_analysis_with_a_reason(tmp_path):
+    (tmp_path / "record").mkdir()
+    done = ended("-m", "mp_agent.node.commands.analysis", str(tmp_path / "record"))
+    assert "holds no flight record" in done.problem
+
+
+def test_an_analysis_limits_itself_to_a_low_priority_and_some_memory():
+    code = (
+        "import os, resource; from mp_agent.inputs.limits import limit_resources as limit; "
+        "limit(niceness=10, cpu_seconds=9, memory_bytes=1 << 33); "
+        "print(os.nice(0), resource.getrlimit(resource.RLIMIT_AS)[0])"
+    )
+    niceness, memory_bytes = map(int, ended("-c", code).printed.split())
+    assert niceness == min(os.nice(0) + 10, 19) and 0 < memory_bytes <= 1 << 33

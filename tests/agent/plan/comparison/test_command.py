@@ -24,6 +24,17 @@ def only_a_model():
 
 def broken():
     raise OSError("no data")
+
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, inputs):
+        return inputs @ self.weight
+
+def breaks_in_forward():
+    return Broken(), (torch.randn(8, 4), torch.randint(0, 2, (8,))), nn.CrossEntropyLoss()
 """
 
 
@@ -67,14 +78,32 @@ def test_a_precision_that_is_required_decides_the_exit_code(script):
     [
         ("{script}:nothing", "has no function nothing"),
         ("{script}:only_a_model", "returned Linear; it has to return (model, batch)"),
-        ("{script}:broken", "raised OSError: no data"),
         ("/nothing.py:make", "/nothing.py: no such file"),
+        ("no_such_module:make", "no_such_module: no such module"),
         ("{script}", "is no script.py:function"),
     ],
 )
 def test_what_cannot_be_compared_is_named(script, target, message):
     done = run(target.format(script=script))
     assert done.exit_code == 2 and message in done.output
+
+
+@pytest.mark.parametrize("command", ["compare", "recommend", "evaluate"])
+@pytest.mark.parametrize(
+    ("target", "line", "error"),
+    [
+        ("broken", 'raise OSError("no data")', "OSError: no data"),
+        ("breaks_in_forward", "return inputs @ self.weight", "RuntimeError"),
+    ],
+)
+def test_code_of_the_user_that_raises_is_told_apart_and_shown_alone(
+    script, command, target, line, error
+):
+    done = CliRunner().invoke(main, [command, f"{script}:{target}"])
+    assert done.exit_code == 3, done.output
+    assert line in done.stderr and error in done.stderr
+    files = [line.split('"')[1] for line in done.stderr.splitlines() if line.startswith("  File")]
+    assert files and set(files) == {script}
 
 
 @pytest.mark.slow
