@@ -132,6 +132,7 @@ class Player:
             self.runs = [Run(run_dir, settings) for run_dir in self.run_dirs]
         if script.findings:
             self.runs[0].script_findings = script.findings
+            self.runs[0].url = "http://node-0:9464"
         self.rings: dict[int, RingWriter] = {}
         self.schemas: dict[int, Schema] = {}
         for rank in range(script.ranks):
