@@ -65,8 +65,9 @@ def backtest_command(
 
     LOG is a file or directory: trainer_state.json of Transformers, CSV, JSON, JSON lines,
     TensorBoard events, a .wandb file, a run of MLflow or its database, output of Megatron,
-    DeepSpeed or fairseq, a flight record; or the address of a Prometheus. Of a directory that
-    holds several logs, all are judged.
+    DeepSpeed or fairseq, the console of Transformers, torchtitan, nanoGPT, icefall or any trainer
+    that prints names and values, a flight record; or the address of a Prometheus. Of a directory
+    that holds several logs, all are judged.
     """
     values = [values_of(assignments)]
     if compared:

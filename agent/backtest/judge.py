@@ -1,6 +1,6 @@
 """The conditions judged by a log, those that the log leaves blind, and its points as curves."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 
 from mp_agent.alerting.backtesting import Quantity
@@ -12,6 +12,7 @@ from mp_agent.backtest.results import Blind, RunCurves, RunResult
 from mp_agent.node.accounting.gradients import FIRST_STEPS
 from mp_agent.node.accounting.loss import WARM_UP_STEPS
 from mp_agent.node.flight.judge import RunJudge
+from mp_agent.records.conditions import Alert
 
 _BASELINES: Mapping[Quantity, tuple[str, int, str]] = {
     Quantity.LOSS: ("loss", WARM_UP_STEPS, "losses"),
@@ -40,6 +41,10 @@ def blind_spots(log: TrainingLog) -> Iterator[Blind]:
                     f"the log holds {points} {plural}; a usual level needs more than "
                     f"{needed_points}",
                 )
+
+
+_SOUGHT = (Quantity.LOSS, Quantity.GRAD_NORM, Quantity.LOSS_SCALE)
+"""What a training log usually holds; the loss scale only with FP16."""
 
 
 def play(
@@ -79,10 +84,31 @@ def play(
         step_seconds=course.pace.step_seconds,
         pace_origin=course.pace.origin,
         alerts=judge.episodes.alerts(),
+        highest=dict(_highest(judge.episodes.alerts(), log.points)),
         blind=blind,
+        not_found=tuple(quantity.value for quantity in _SOUGHT if quantity not in log.held),
         notes=(*log.notes, *course.notes),
         curves=curves_of(log.points),
     )
+
+
+def _highest(
+    alerts: Iterable[Alert], points: Sequence[Point]
+) -> Iterator[tuple[str, tuple[float, int]]]:
+    """Yield the highest loss or norm, and its step, of alerts on how many are above the usual."""
+    usual = {condition.name: condition.usual for condition in CONDITIONS}
+    for alert in alerts:
+        quantity = usual[alert.name]
+        if quantity is None:
+            continue
+        logged = [
+            (value, point.step)
+            for point in points
+            if any(first <= point.step <= last for first, last in alert.spans)
+            and (value := _finite(getattr(point, _BASELINES[quantity][0]))) is not None
+        ]
+        if logged:
+            yield alert.name, max(logged)
 
 
 PLACES_MAX = 1200

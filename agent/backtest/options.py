@@ -13,7 +13,7 @@ import click
 from mp_agent.alerting.durations import parse_seconds
 from mp_agent.alerting.site import site_values
 from mp_agent.alerting.values import Values
-from mp_agent.backtest.log.rows import QUANTITIES
+from mp_agent.backtest.log.columns import QUANTITIES
 from mp_agent.backtest.log.training_log import ReadOptions
 from mp_agent.backtest.past_runs import Job, PastRuns, read_labels
 from mp_agent.backtest.readers.find import expand, format_names

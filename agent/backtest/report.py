@@ -1,5 +1,6 @@
 """A backtest for people and programs: as tables for a terminal, as JSON, as one page."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -37,6 +38,7 @@ def alerts_table(runs: Iterable[RunResult]) -> Table:
 
 def _alert_cells(run: RunResult, alert: Alert) -> tuple[str | Cell, ...]:
     labels = ", ".join(f"{name}={text}" for name, text in alert.labels.items())
+    value, step = run.highest.get(alert.name, (alert.value, alert.value_step))
     return (
         printable(run.name),
         f"{alert.name} ({labels})" if labels else alert.name,
@@ -45,7 +47,7 @@ def _alert_cells(run: RunResult, alert: Alert) -> tuple[str | Cell, ...]:
         str(alert.fired_step),
         duration(alert.duration_seconds) + (" +" if alert.ongoing else ""),
         str(alert.times),
-        f"{number(alert.value, 6)} at {alert.value_step}",
+        f"{number(value, 6)} at {step}",
     )
 
 
@@ -92,10 +94,27 @@ def verdict(runs: Sequence[RunResult]) -> list[str]:
 def _share(runs: Sequence[RunResult], label: str) -> str:
     counts = {severity: sum(run.worst == severity for run in runs) for severity in SEVERITIES}
     listed = ", ".join(f"{count} {severity}" for severity, count in counts.items() if count)
-    quiet = sum(not run.alerts for run in runs)
-    return f"{counted(len(runs), f'{label}run')}: {quiet} without an alert" + (
-        f", by the worst alert {listed}" if listed else ""
+    quiet = [run for run in runs if not run.alerts]
+    partly = [run for run in quiet if run.unseen]
+    parts = [f"{len(quiet) - len(partly)} without an alert"]
+    if listed:
+        parts.append(f"by the worst alert {listed}")
+    if partly:
+        lacking = " or ".join(sorted({name for run in partly for name in run.unseen}))
+        parts.append(f"{len(partly)} judged only in part, without {lacking}")
+    return f"{counted(len(runs), f'{label}run')}: {', '.join(parts)}"
+
+
+def _not_found(runs: Sequence[RunResult]) -> list[str]:
+    """Return which of loss, norm and scale the logs do not hold; of several, in how many."""
+    missing = Counter(name for run in runs for name in run.not_found)
+    if not missing:
+        return []
+    listed = ", ".join(
+        name if len(runs) == 1 else f"{name} in {count} of {len(runs)}"
+        for name, count in sorted(missing.items())
     )
+    return [f"not found: {listed}"]
 
 
 def _worst(run: RunResult, name: str) -> str:
@@ -125,7 +144,7 @@ def print_backtest(runs: Sequence[RunResult], console: Console, *, details: bool
     if len(runs) > 1 and alerting:
         console.print(terminal.table(summary_table(runs)))
     if runs:
-        for line in verdict(runs):
+        for line in (*_not_found(runs), *verdict(runs)):
             console.print(Text(line, style="bold"))
 
 
@@ -292,7 +311,10 @@ def as_html(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         verdict="; ".join(verdict(runs)),
         good=all(run.worst != "critical" for run in runs),
-        facts=[("set", ", ".join(settings))] if settings else (),
+        facts=[
+            *([("set", ", ".join(settings))] if settings else ()),
+            *(("not found", line.partition(": ")[2]) for line in _not_found(runs)),
+        ],
         plots=[plots_of(run, index) for index, run in enumerate(ordered)],
         summary=summary_table(runs),
         alerts=alerts_table(alerting),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.severity import Severity
 from mp_agent.records.conditions import Alert
 
@@ -43,7 +44,11 @@ class RunResult:
     step_seconds: float
     pace_origin: str
     alerts: tuple[Alert, ...]
+    highest: Mapping[str, tuple[float, int]]
+    """Condition on losses or norms far above the usual one → the highest, and its step."""
     blind: tuple[Blind, ...]
+    not_found: tuple[str, ...]
+    """Of loss, gradient norm and loss scale those that the log does not hold."""
     notes: tuple[str, ...]
     label: str = ""
     curves: RunCurves | None = None
@@ -52,6 +57,14 @@ class RunResult:
     def worst(self) -> str:
         """The worst severity; "" without an alert."""
         return min((alert.severity for alert in self.alerts), key=SEVERITIES.index, default="")
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """Loss and gradient norm, where the log does not hold them.
+
+        A log without a loss scale is complete where there is no FP16.
+        """
+        return tuple(name for name in self.not_found if name != Quantity.LOSS_SCALE.value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,141 +1,21 @@
-"""Rows of a log, and which column holds which quantity."""
+"""Rows of a log as the points of a run."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
+from mp_agent.backtest.log.columns import STEP, Row, choose_columns, number
+from mp_agent.backtest.log.epochs import across_epochs, of_training
 from mp_agent.backtest.log.training_log import Point
-from mp_agent.errors import LogError, NothingToJudge
-
-STEP = "step"
-QUANTITIES: Mapping[str, tuple[str, ...]] = {
-    STEP: (
-        "step",
-        "global_step",
-        "steps",
-        "_step",
-        "iteration",
-        "iter",
-        "num_updates",
-        "update_step",
-        "current_steps",
-        "updates",
-    ),
-    "loss": (
-        "loss",
-        "train_loss",
-        "training_loss",
-        "lm_loss",
-        "loss_step",
-        "train_loss_step",
-        "total_loss",
-        "losses",
-    ),
-    "grad_norm": (
-        "grad_norm",
-        "gnorm",
-        "gradient_norm",
-        "global_grad_norm",
-        "total_grad_norm",
-        "grad_norm_step",
-        "grad_2_0_norm_total",
-        "grad_2_norm_total",
-    ),
-    "learning_rate": ("learning_rate", "lr", "lr_0", "lr_adamw", "lr_adam", "lr_sgd", "lr_pg1"),
-    "loss_scale": ("loss_scale", "grad_scale", "scaler_scale", "loss_scaler", "scale", "scaler"),
-    "skipped": ("skipped", "skipped_step", "overflow"),
-    "skipped_since": ("skipped_since_last",),
-    "skipped_cumulative": ("skipped_cumulative", "skipped_steps", "skipped_steps_total"),
-    "time": ("_timestamp", "timestamp", "wall_time", "time_unix", "_runtime", "wall", "created_at"),
-    "step_seconds": (
-        "step_seconds",
-        "seconds_per_step",
-        "step_time",
-        "iteration_time",
-        "iter_time",
-    ),
-}
-"""Quantity → names of its column once they are `plain`, the most common first."""
-
-NUMBERS = ("loss", "grad_norm", "loss_scale", "skipped", "skipped_since", "skipped_cumulative")
-"""A log without any of these has nothing to judge."""
-
-_PREFIX = re.compile(r"^(?:train|training|trainer|optim|optimizer|metrics|stats)[/.]")
-_SEPARATORS = re.compile(r"[^a-z0-9]+")
-_ABSENT = frozenset(("", "none", "null", "n/a", "-"))
-
-
-def plain(name: str) -> str:
-    """Return a column's name in lower case, without a prefix such as `train/`."""
-    bare = _PREFIX.sub("", name.strip().lower())
-    leading = "_" if bare.startswith("_") else ""
-    return leading + _SEPARATORS.sub("_", bare).strip("_")
-
-
-def choose_columns(names: Iterable[str], chosen: Mapping[str, str]) -> dict[str, str]:
-    """Return quantity → column, for the names of a log's columns; `chosen` ones come first.
-
-    Raises LogError, naming it, for a chosen column that the log does not have, and NothingToJudge.
-    """
-    names = list(dict.fromkeys(names))
-    found: dict[str, str] = {}
-    for quantity, column in chosen.items():
-        if column not in names:
-            raise LogError(
-                f"column {column!r} for {quantity} is not there; columns: {_listed(names)}"
-            )
-        found[quantity] = column
-    by_plain: dict[str, str] = {}
-    for name in sorted(names, key=len):
-        by_plain.setdefault(plain(name), name)
-    for quantity, candidates in QUANTITIES.items():
-        likely = next((by_plain[name] for name in candidates if name in by_plain), None)
-        if quantity not in found and likely is not None and likely not in found.values():
-            found[quantity] = likely
-    if not any(quantity in found for quantity in NUMBERS):
-        raise NothingToJudge(
-            f"no loss, gradient norm or loss scale; columns: {_listed(names)}; name one by "
-            "--column loss=NAME"
-        )
-    return found
-
-
-def number(value: object) -> float | None:
-    """Return a logged value as a number; None where nothing was logged.
-
-    NaN and Inf are numbers, however they are written. Raises ValueError for what is no number.
-    """
-    if value is None:
-        return None
-    if isinstance(value, (int, float)):
-        try:
-            return float(value)
-        except OverflowError:
-            return inf if value > 0 else -inf
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            if value.strip().lower() in _ABSENT:
-                return None
-            raise
-    raise ValueError(f"{type(value).__name__} is no number")
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:20]) or "none"
-    return f"{shown}, … ({len(names)} in all)" if len(names) > 20 else shown
-
-
-Row = tuple[int, Mapping[str, Any]]
-"""Number of the line or entry, from 1, and the values by column."""
+from mp_agent.errors import LogError
 
 NOTES_PER_LOG = 5
 """Problems that are reported one by one; of the others only how many."""
 _STEP_MAX = 2**53
+_LOG2_MAX = 1000
+"""Beyond it a power of two is no float."""
 
 
 @dataclass(slots=True)
@@ -169,8 +49,10 @@ def points_of_rows(
     Rows of the same step that follow each other become one point. Raises LogError where no column
     holds a number to judge.
     """
+    rows, notes = of_training(rows)
     columns = choose_columns((name for _, row in rows for name in row), chosen)
-    notes = []
+    rows, about_epochs = across_epochs(rows, columns)
+    notes += about_epochs
     if STEP not in columns:
         notes.append("no column for the step: rows are counted as steps, from 1")
     points: list[Point] = []
@@ -253,6 +135,9 @@ def _point(step: int, values: Mapping[str, float]) -> Point:
     skipped, step_seconds = values.get("skipped"), values.get("step_seconds")
     since = values.get("skipped_since")
     rate, scale = values.get("learning_rate"), values.get("loss_scale")
+    log2 = values.get("loss_scale_log2")
+    if scale is None and log2 is not None and abs(log2) < _LOG2_MAX:
+        scale = 2.0**log2
     return Point(
         step=step,
         time_seconds=values.get("time"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
+from mp_agent.backtest.readers.console import ANY_CONSOLE, CONSOLES
 from mp_agent.backtest.readers.flight import FLIGHT
 from mp_agent.backtest.readers.format import HEAD_BYTES, LogFormat
 from mp_agent.backtest.readers.mlflow import MLFLOW
@@ -14,6 +15,7 @@ from mp_agent.backtest.readers.prometheus import read_prometheus
 from mp_agent.backtest.readers.tables import CSV_TABLE, JSON_LINES, JSON_TABLE, TRANSFORMERS
 from mp_agent.backtest.readers.tensorboard import TENSORBOARD, WANDB
 from mp_agent.backtest.readers.text import DEEPSPEED, FAIRSEQ, MEGATRON
+from mp_agent.backtest.readers.trainer_console import TRANSFORMERS_CONSOLE
 from mp_agent.errors import LogError, SourceError
 from mp_agent.inputs.addresses import is_address, shown_address
 from mp_agent.inputs.files import encoding_of, open_regular
@@ -30,6 +32,9 @@ FORMATS: tuple[LogFormat, ...] = (
     MEGATRON,
     FAIRSEQ,
     DEEPSPEED,
+    TRANSFORMERS_CONSOLE,
+    *CONSOLES,
+    ANY_CONSOLE,
 )
 """All formats, the most particular first."""
 
@@ -50,9 +55,7 @@ def read_logs(source: str, options: ReadOptions) -> Sequence[TrainingLog]:
     try:
         if is_address(source):
             return read_prometheus(source, options, time.time())
-        path = Path(source)
-        log_format = _format_of(path, options.format)
-        return log_format.read(path, options)
+        return _read_file(Path(source), options)
     except LogError as error:
         raise type(error)(f"{shown}: {error}") from None
     except SourceError as error:
@@ -84,16 +87,21 @@ def expand(named: Iterable[str]) -> Iterator[Source]:
         yield from below or [Source(source)]
 
 
-def _format_of(path: Path, wanted: str) -> LogFormat:
+def _read_file(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
     if not path.exists():
         raise LogError("no such file or directory")
-    if wanted:
-        return next(one for one in FORMATS if one.name == wanted)
-    found = _recognised(path)
-    if found is None:
+    found = next((one for one in FORMATS if one.name == options.format), None) or _recognised(path)
+    if found is not None:
+        return found.read(path, options)
+    try:
+        # What was named may be a console that begins with more than is looked at.
+        return ANY_CONSOLE.read(path, options)
+    except (LogError, OSError):
         known = ", ".join(format_names())
-        raise LogError(f"is a log of no known format; known: {known}; see --format")
-    return found
+        raise LogError(
+            f"is a log of no known format; known: {known}; see --format, or name a column of its "
+            "lines by --column loss=NAME"
+        ) from None
 
 
 def _recognised(path: Path) -> LogFormat | None:

@@ -6,7 +6,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mp_agent.backtest.log.rows import Problems, Row, points_of_rows
+from mp_agent.backtest.log.columns import Row
+from mp_agent.backtest.log.rows import Problems, points_of_rows
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
 from mp_agent.errors import LogError
 
@@ -39,17 +40,18 @@ def log_of_rows(
     *,
     name: str = "",
     problems: Problems | None = None,
+    notes: Iterable[str] = (),
     **facts: Any,
 ) -> TrainingLog:
     """Return a log that consists of rows. Raises LogError without a number to judge."""
     problems = problems or Problems()
-    points, notes = points_of_rows(rows, options.columns, problems)
+    points, found = points_of_rows(rows, options.columns, problems)
     log = TrainingLog(
         name=name or run_name(path),
         source=str(path),
         format=format_name,
         points=points,
-        notes=tuple(notes),
+        notes=(*found, *notes),
     )
     return replace(log, **facts)
 

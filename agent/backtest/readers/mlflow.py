@@ -9,7 +9,8 @@ from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
-from mp_agent.backtest.log.rows import Problems, Row
+from mp_agent.backtest.log.columns import Row
+from mp_agent.backtest.log.rows import Problems
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
 from mp_agent.backtest.readers.format import ROWS_MAX, LogFormat, log_of_rows
 from mp_agent.errors import LogError

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mp_agent.backtest.log.rows import Problems, Row, number, rows_of_columns
+from mp_agent.backtest.log.columns import Row, number
+from mp_agent.backtest.log.rows import Problems, rows_of_columns
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
 from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows, run_name
 from mp_agent.errors import LogError, SourceError
@@ -92,6 +93,7 @@ CSV_TABLE = LogFormat(_CSV_NAME, _recognises_csv, _read_csv)
 
 
 _JSON_LINES_NAME = "jsonl"
+_OBJECT = re.compile(rb'\{\s*["}]')
 _JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
 
 
@@ -99,7 +101,8 @@ def _recognises_json_lines(path: Path, head: bytes) -> bool:
     if path.suffix in _JSON_LINES_SUFFIXES:
         return True
     first, _, rest = head.lstrip().partition(b"\n")
-    is_object = first[:1] == b"{" and first.strip()[-1:] == b"}"
+    # Python's own notation, with single quotes, is the console of a trainer.
+    is_object = _OBJECT.match(first) is not None and first.strip()[-1:] == b"}"
     # A `.json` file with a single object is a table.
     return is_object and (path.suffix != ".json" or rest.lstrip()[:1] == b"{")
 
@@ -192,7 +195,8 @@ JSON_TABLE = LogFormat(_JSON_NAME, _recognises_json, _read_json)
 
 
 _TRANSFORMERS_NAME = "transformers"
-_SUMMARY = "train_runtime"
+SUMMARY = "train_runtime"
+"""What the last entry of a training holds alone: means over all of it."""
 
 
 def _recognises_transformers(path: Path, head: bytes) -> bool:
@@ -212,9 +216,8 @@ def _read_transformers(path: Path, options: ReadOptions) -> Sequence[TrainingLog
     for index, entry in enumerate(history, start=1):
         if not isinstance(entry, Mapping):
             problems.add(index, f"is {type(entry).__name__}, not an object")
-        elif _SUMMARY in entry:
-            # The last entry of a training: means over all of it.
-            step_seconds = _step_seconds(entry)
+        elif SUMMARY in entry:
+            step_seconds = step_seconds_of(entry)
         else:
             rows.append((index, entry))
     return [
@@ -224,10 +227,11 @@ def _read_transformers(path: Path, options: ReadOptions) -> Sequence[TrainingLog
     ]
 
 
-def _step_seconds(summary: Mapping[str, Any]) -> float | None:
+def step_seconds_of(summary: Mapping[str, Any]) -> float | None:
+    """Return the time per step by the last entry of a training; None where it does not say."""
     try:
         rate = number(summary.get("train_steps_per_second"))
-        runtime, steps = number(summary.get(_SUMMARY)), number(summary.get("step"))
+        runtime, steps = number(summary.get(SUMMARY)), number(summary.get("step"))
     except ValueError:
         return None
     if runtime and steps and runtime > 0 and steps > 0:

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mp_agent.backtest.log.rows import Problems, Row
+from mp_agent.backtest.log.columns import Row
+from mp_agent.backtest.log.rows import Problems
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
 from mp_agent.backtest.readers.format import ROWS_MAX, LogFormat, bounded_rows, log_of_rows
 from mp_agent.errors import LogError, SourceError

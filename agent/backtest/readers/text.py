@@ -6,7 +6,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mp_agent.backtest.log.rows import Problems, Row
+from mp_agent.backtest.log.columns import Row
+from mp_agent.backtest.log.rows import Problems
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
 from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows
 from mp_agent.errors import LogError, SourceError

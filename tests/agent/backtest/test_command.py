@@ -1,6 +1,7 @@
 """`mp-agent backtest`, as its user calls it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,29 @@ def test_it_prints_a_line_per_alert_and_what_was_blind(broken: Path) -> None:
 
 
 def test_a_healthy_run_is_said_to_be_quiet(healthy: Path) -> None:
-    assert run(healthy).output.splitlines()[-1] == "1 run: 1 without an alert"
+    lines = run(healthy).output.splitlines()
+    assert lines[-2:] == ["not found: the loss scale", "1 run: 1 without an alert"]
+
+
+def test_a_log_without_a_norm_is_not_said_to_be_quiet(healthy: Path, tmp_path: Path) -> None:
+    part = tmp_path / "part.jsonl"
+    part.write_text(healthy.read_text().replace("grad_norm", "another"))
+    lines = run(part).output.splitlines()
+    assert lines[-2] == "not found: the gradient norm, the loss scale"
+    assert lines[-1] == (
+        "1 run: 0 without an alert, 1 judged only in part, without the gradient norm"
+    )
+    assert run(healthy, part).output.splitlines()[-2] == (
+        "not found: the gradient norm in 1 of 2, the loss scale in 2 of 2"
+    )
+
+
+def test_the_value_of_an_explosion_is_the_highest_norm(tmp_path: Path) -> None:
+    points = healthy_points(200)
+    points[149:160] = [replace(p, grad_norm=1e3 * p.step) for p in points[149:160]]
+    result = run(write(tmp_path / "exploded.jsonl", points))
+    (line,) = (line for line in result.output.splitlines() if "MpAgentGradientExplosion" in line)
+    assert line.split()[-3:] == ["160000", "at", "160"]
 
 
 def test_several_runs_are_summed_up(healthy: Path, broken: Path, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from math import inf, isnan
 
 import pytest
 
-from mp_agent.backtest.log.rows import Problems, choose_columns, number, numbered, points_of_rows
+from mp_agent.backtest.log.columns import choose_columns, number
+from mp_agent.backtest.log.rows import Problems, numbered, points_of_rows
 from mp_agent.errors import LogError, NothingToJudge
 
 
@@ -25,6 +26,7 @@ def points(rows, chosen=None):
         (("num_updates", "loss", "gnorm"), ("num_updates", "loss", "gnorm")),
         (("Iteration", "LM loss", "grad norm"), ("Iteration", "LM loss", "grad norm")),
         (("step", "train_loss_step", "grad_2.0_norm_total"),) * 2,
+        (("step", "train_loss", "train_grad_norm"),) * 2,
     ],
 )
 def test_columns_are_found_by_the_names_that_trainers_give_them(names, expected) -> None:

@@ -137,6 +137,53 @@ def fairseq_json(directory: Path) -> Path:
     return path
 
 
+def transformers_console(directory: Path) -> Path:
+    """Write what Trainer prints with its standard error: the bar is drawn again after a dict."""
+    path = directory / "train.log"
+    bars = [f" 50%|█████     | {row['global_step']}/40 [00:01<00:01, 2.01it/s]" for row in ROWS]
+    path.write_text(
+        "Loading checkpoint shards: 100%|██████████| 2/2 [00:00<00:00, 9.9it/s]\n"
+        + "".join(
+            f"\r{bar}\r          \r{{'loss': '{row['loss']}', 'grad_norm': '{row['grad_norm']}', "
+            f"'learning_rate': '{row['learning_rate']}', 'epoch': '0.1'}}\n\r{bar}"
+            for bar, row in zip(bars, ROWS, strict=True)
+        )
+        + "{'eval_loss': '9.0', 'eval_runtime': '1.0', 'epoch': '1'}\n"
+        + "{'train_runtime': '80', 'train_steps_per_second': '0.5', 'train_loss': '1', "
+        "'epoch': '1'}\n"
+    )
+    return path
+
+
+def epochs(directory: Path) -> Path:
+    """Write two epochs of 20 iterations, counted from 0, as MAE, BEiT and DeiT print them."""
+    path = directory / "slurm-1.out"
+    lines = [
+        f"Epoch: [{(row['global_step']) // 20}]  [{row['global_step'] % 20:4d}/20]  eta: 0:30:00  "
+        f"lr: {row['learning_rate']}  loss: {row['loss']} (7.0)  grad_norm: {row['grad_norm']} "
+        "(1.0)  time: 0.5  data: 0.0001  max mem: 19152"
+        for row in ROWS
+    ]
+    other = [
+        "Averaged stats: lr: 1.0  loss: 7.0 (7.0)",
+        "Test:  [ 0/196]  eta: 0:01:00  loss: 0.5 (0.5)",
+    ]
+    path.write_text("\n".join([*lines, *other]) + "\n")
+    return path
+
+
+def console(directory: Path) -> Path:
+    path = directory / "stdout.txt"
+    path.write_text(
+        "".join(
+            f"INFO step {row['global_step']}/500 | loss: {row['loss']} | aux loss: 9.0 | "
+            f"grad-norm={row['grad_norm']} | lr {row['learning_rate']}\n"
+            for row in ROWS
+        )
+    )
+    return path
+
+
 FORMATS: Mapping[str, Write] = {
     "transformers": transformers,
     "csv": csv_table,
@@ -149,6 +196,9 @@ FORMATS: Mapping[str, Write] = {
     "megatron": megatron,
     "fairseq": fairseq,
     "fairseq json": fairseq_json,
+    "transformers-console": transformers_console,
+    "epochs": epochs,
+    "console": console,
 }
 
 

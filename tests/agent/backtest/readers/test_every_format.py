@@ -46,6 +46,7 @@ def test_a_directory_is_searched_for_logs(name: str, tmp_path: Path):
 
 def test_every_format_that_is_named_is_tested() -> None:
     tested = {name.partition(" ")[0] for name in FORMATS} | {"deepspeed", "flight"}
+    tested |= {"torchtitan", "nanogpt", "icefall"}  # in test_console.py
     assert tested == set(format_names())
 
 

@@ -1,0 +1,235 @@
+"""Reads what trainers print: lines with names and values, of any trainer or of a known one."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mp_agent.backtest.log.columns import NUMBERS, QUANTITIES, STEP, Row, plain
+from mp_agent.backtest.log.epochs import EPOCH, EPOCH_STEPS
+from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
+from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows
+from mp_agent.backtest.readers.text import NUMBER, lines_of, stamp
+from mp_agent.errors import NothingToJudge
+
+_Line = tuple[int, str]
+_RowOf = Callable[[Collection[str], str], dict[str, Any] | None]
+"""From the columns that the user named and a line to its values; None where it holds none."""
+
+_TRAINING_PREFIXES = ("train_", "training_")
+_NAMES = {EPOCH} | {
+    prefix + name
+    for quantity, names in QUANTITIES.items()
+    if quantity != "time"
+    for name in names
+    for prefix in ("", *_TRAINING_PREFIXES)
+}
+"""Names of values, once they are plain. Lines bear the time in front."""
+_NUMBER_NAMES = {
+    prefix + name
+    for quantity in NUMBERS
+    for name in QUANTITIES[quantity]
+    for prefix in ("", *_TRAINING_PREFIXES)
+}
+_PAIR = re.compile(
+    rf"(?<![\w./])((?:[A-Za-z_][\w./-]* ){{0,2}}[A-Za-z_][\w./-]*)"
+    rf"(?:\s*[:=]\s*|\s+)['\"]?({NUMBER})(?!\w|\.\d)"
+)
+_EVALUATION = re.compile(
+    r"(?<![\w/-])(?:val|valid|validation|eval|evaluation|test|dev)(?![\w/-])", re.IGNORECASE
+)
+_PLACE = re.compile(
+    r"\b(?:(?:train(?:ing)?\s+)?epoch|train)\b(?:\(train\))?[:\s]*\[?\s*(?P<epoch>\d+)"
+    r"(?:/\d+)?\s*\]?[\s,:|-]*(?:\d+%\|[^|]*\|\s*)?"
+    r"(?:(?:iter|iteration|step|batch)\b[:\s]*)?\[?\s*(?P<step>\d+)\s*/\s*(?P<total>\d+)",
+    re.IGNORECASE,
+)
+"""Epoch, iteration and iterations in it: `Epoch: [0]  [ 20/1251]`, `Epoch 0:  4%|▍| 20/512 [`."""
+_FRACTION = re.compile(
+    r"(?:\d+%\|[^|]*\||\b(?:iter|iteration|step)(?:\(train\))?[:\s]*\[)\s*(?P<step>\d+)\s*/\s*\d+",
+    re.IGNORECASE,
+)
+"""The step of a progress bar, or as mmengine writes it."""
+_RANK = re.compile(r"^\s*\[(?:rank|default)?(\d+)\]:|\((\d+)/\d+\) Epoch ")
+"""Rank as torchrun and icefall write it."""
+_LINES_LOOKED_AT = 5_000
+_MARKS_MIN = 3
+"""Lines of steps that make a text a log, where it was not named."""
+_TEXT_SUFFIXES = ("", ".log", ".txt", ".out", ".err")
+
+
+@dataclass(frozen=True, slots=True)
+class _Trainer:
+    """How a trainer writes its lines.
+
+    line: what begins one, with the groups step and, where there are such, epoch, total (iterations
+    in the epoch), values (else they are the rest of the line). seconds_per_unit: of its `time`.
+    """
+
+    name: str
+    line: re.Pattern[str]
+    seconds_per_unit: float | None = None
+
+
+_TIME = re.compile(rf"\btime:?\s+({NUMBER})")
+_TRAINERS = (
+    _Trainer("torchtitan", re.compile(r"- INFO - step:\s*(?P<step>\d+)\s+(?=loss:)")),
+    _Trainer("nanogpt", re.compile(r"^iter (?P<step>\d+): (?=loss )"), 1e-3),
+    _Trainer(
+        "icefall",
+        re.compile(
+            r"\bEpoch (?P<epoch>\d+), batch (?P<step>\d+), loss\[(?P<values>[^\]]*)\]"
+            r"(?:.*\](?P<more>.*))?"
+        ),
+    ),
+    _Trainer("epochs", _PLACE, 1.0),
+)
+
+
+def _pairs(text: str, chosen: Collection[str]) -> dict[str, float]:
+    """Return the values of a line by name; of evaluations none."""
+    found: dict[str, float] = {}
+    for name, value in _PAIR.findall(text):
+        words = name.split()
+        for begin in range(len(words)):
+            rest = " ".join(words[begin:])
+            # A word before a name makes it another one, as in `aux loss`; `INFO loss` does not.
+            if begin and words[begin - 1].islower():
+                break
+            known = rest if rest in chosen else plain(rest)
+            if known in _NAMES or rest in chosen:
+                found.setdefault(known, float(value))
+                break
+    if found and _EVALUATION.search(_PAIR.sub(" ", text)):
+        return {}
+    if _EVALUATION.search(text):
+        # Next to numbers of an evaluation, only those that say so are of training.
+        return {
+            name: value
+            for name, value in found.items()
+            if name not in _NUMBER_NAMES or name.startswith(_TRAINING_PREFIXES)
+        }
+    return found
+
+
+def _row_of_trainer(trainer: _Trainer, chosen: Collection[str], line: str) -> dict[str, Any] | None:
+    found = trainer.line.search(line)
+    if found is None or _EVALUATION.search(line[: found.end()]):
+        return None
+    groups = found.groupdict()
+    values = groups.get("values")
+    text = line[found.end() :] if values is None else f"{values}, {groups.get('more') or ''}"
+    row: dict[str, Any] = {**_pairs(text, chosen), STEP: int(groups["step"])}
+    if trainer.seconds_per_unit is not None and (time := _TIME.search(text)):
+        row["step_seconds"] = float(time[1]) * trainer.seconds_per_unit
+    return row | _epoch(groups)
+
+
+def _epoch(groups: Mapping[str, str | None]) -> dict[str, int]:
+    numbers = {EPOCH: groups.get("epoch"), EPOCH_STEPS: groups.get("total")}
+    return {name: int(text) for name, text in numbers.items() if text is not None}
+
+
+def _row_of_any(chosen: Collection[str], line: str) -> dict[str, Any] | None:
+    row: dict[str, Any] = dict(_pairs(line, chosen))
+    if any(name in row for name in QUANTITIES[STEP]):
+        return row
+    if (found := _PLACE.search(line)) or (found := _FRACTION.search(line)):
+        groups = found.groupdict()
+        row |= {STEP: int(groups["step"]), **_epoch(groups)}
+    return row or None
+
+
+def _judged(row: Mapping[str, Any] | None, chosen: Collection[str]) -> bool:
+    return row is not None and any(name in _NUMBER_NAMES or name in chosen for name in row)
+
+
+def _placed(row: Mapping[str, Any]) -> bool:
+    return EPOCH in row or any(name in row for name in QUANTITIES[STEP])
+
+
+def _rows(
+    lines: Iterable[_Line], row_of: _RowOf, chosen: Collection[str], left_out: set[str]
+) -> Iterator[Row]:
+    """Yield a row per line that holds a number to judge, of the rank that prints first.
+
+    Other ranks are added to left_out.
+    """
+    first = ""
+    for number, line in lines:
+        row = row_of(chosen, line)
+        if row is None or not _judged(row, chosen):
+            continue
+        ranks = _RANK.search(line)
+        rank = (ranks[1] or ranks[2]) if ranks else ""
+        first = first or rank
+        if rank != first:
+            left_out.add(rank)
+            continue
+        time_seconds = stamp(line)
+        yield number, {**row, **({"timestamp": time_seconds} if time_seconds else {})}
+
+
+_CELLS = re.compile(r"^\s*\|\s*([A-Za-z_][\w ./-]*?)\s*\|\s*(\S+)\s*\|\s*$")
+_HEADING = re.compile(r"\[step=\d+[^\]]*\]\s*$")
+
+
+def _joined(lines: Iterable[_Line]) -> Iterator[_Line]:
+    """Yield lines; a table of names and values, or a heading with indented values, as one."""
+    held: list[str] = []
+    begin, tabular = 0, False
+    for number, line in lines:
+        cells = _CELLS.match(line)
+        if held and ((tabular and cells) or (not tabular and line[:1] in (" ", "\t"))):
+            held.append(f"{cells[1]}: {cells[2]}" if cells else line.strip())
+            continue
+        if held:
+            yield begin, ", ".join(held)
+            held = []
+        if cells or _HEADING.search(line):
+            begin, tabular = number, cells is not None
+            held = [f"{cells[1]}: {cells[2]}" if cells else line]
+        else:
+            yield number, line
+    if held:
+        yield begin, ", ".join(held)
+
+
+def _read(name: str, row_of: _RowOf, path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
+    chosen = frozenset(options.columns.values())
+    ranks: set[str] = set()
+    rows = bounded_rows(_rows(_joined(lines_of(path)), row_of, chosen, ranks))
+    if any(_placed(row) for _, row in rows):
+        # Such as the averages of an epoch, after its steps.
+        rows = [(line, row) for line, row in rows if _placed(row)]
+    if not rows:
+        raise NothingToJudge(
+            "no line holds a loss, gradient norm or loss scale as `name value`, `name: value` or "
+            "`name=value`; name one by --column loss=NAME"
+        )
+    notes = [f"lines of {len(ranks)} other ranks are left out"] if ranks else []
+    return [log_of_rows(path, name, rows, options, notes=notes)]
+
+
+def _recognises(row_of: _RowOf, path: Path, head: bytes) -> bool:
+    """Return whether the first lines hold steps; start-up messages may come before them."""
+    if not head or path.suffix not in _TEXT_SUFFIXES or b"\0" in head:
+        return False
+    seen = 0
+    for _, line in islice(_joined(lines_of(path)), _LINES_LOOKED_AT):
+        row = row_of((), line)
+        seen += row is not None and _judged(row, ()) and _placed(row)
+        if seen == _MARKS_MIN:
+            return True
+    return False
+
+
+def _format(name: str, row_of: _RowOf) -> LogFormat:
+    return LogFormat(name, partial(_recognises, row_of), partial(_read, name, row_of))
+
+
+CONSOLES = tuple(_format(one.name, partial(_row_of_trainer, one)) for one in _TRAINERS)
+ANY_CONSOLE = _format("console", _row_of_any)

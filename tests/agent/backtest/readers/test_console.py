@@ -1,0 +1,200 @@
+"""Consoles of trainers, in excerpts: which lines count, and for which step."""
+
+from math import isnan
+from pathlib import Path
+
+import pytest
+
+from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
+from mp_agent.backtest.readers.find import expand, read_logs
+from mp_agent.errors import LogError
+
+
+def read(directory: Path, text: str, name: str = "train.log", **options) -> TrainingLog:
+    path = directory / name
+    path.write_text(text)
+    (log,) = read_logs(str(path), ReadOptions(**options))
+    return log
+
+
+def bar(step: int, total: int = 6000) -> str:
+    return f"\r {step // 60:3d}%|█▏        | {step}/{total} [02:08<1:26:53,  2.01s/it]"
+
+
+def test_steps_of_trainer_are_those_of_the_bar_that_it_draws_after_a_dict(tmp_path: Path):
+    late = "".join(
+        f"{bar(step - 3)}\n{{'loss': 2.5, 'grad_norm': nan, 'learning_rate': 5e-05, "
+        "'epoch': 0.1}\n"
+        f"{bar(step)}{bar(1, 20)}{bar(20, 20)}\n{{'eval_loss': 3.0, 'epoch': 0.1}}\n"
+        for step in (10, 20, 30)
+    )
+    log = read(tmp_path, late)
+    assert log.format == "transformers-console"
+    assert [point.step for point in log.points] == [10, 20, 30]
+    assert all(isnan(point.grad_norm or 0.0) for point in log.points)
+    assert [point.loss for point in log.points] == [2.5] * 3
+
+
+def test_dicts_that_no_bar_tells_apart_are_counted_and_that_is_noted(tmp_path: Path):
+    dicts = "{'loss': '2.5', 'grad_norm': '1.5', 'epoch': '0.1'}\n" * 4
+    log = read(tmp_path, bar(100) + dicts + bar(400))
+    assert [point.step for point in log.points] == [1, 2, 3, 4]
+    assert any("rows are counted as steps" in note for note in log.notes)
+
+
+def test_torchtitan_is_read_through_colours_and_of_one_rank(tmp_path: Path):
+    lines = "".join(
+        f"[rank{rank}]:[titan] 2025-05-01 10:00:{step:02d},123 - root - INFO - "
+        f"\x1b[31mstep: {step:2}  "
+        f"\x1b[32mloss:  8.{step:04d}  \x1b[38;2;180;60;0mgrad_norm:  1.5000  \x1b[36mmemory:  "
+        f"1.05GiB(1.30%)  \x1b[34mtps: 6,012  \x1b[35mmfu: 0.13%\x1b[39m\n"
+        for step in (1, 10, 20)
+        for rank in (0, 1)
+    )
+    log = read(tmp_path, lines)
+    assert log.format == "torchtitan"
+    assert [(p.step, p.loss, p.grad_norm) for p in log.points] == [
+        (1, 8.0001, 1.5),
+        (10, 8.001, 1.5),
+        (20, 8.002, 1.5),
+    ]
+    assert log.points[1].time_seconds == log.points[0].time_seconds + 9.0
+    assert "lines of 1 other ranks are left out" in log.notes
+
+
+def test_nanogpt_gives_losses_of_training_and_the_time_of_a_step(tmp_path: Path):
+    log = read(
+        tmp_path,
+        "number of parameters: 123.59M\nstep 0: train loss 10.9876, val loss 10.9865\n"
+        "iter 0: loss 10.9897, time 40000.50ms, mfu -100.00%\n"
+        "iter 10: loss 9.5000, time 133.12ms, mfu 3.00%\n"
+        "step 20: train loss 9.0001, val loss 9.1\niter 20: loss nan, time 133.12ms, mfu 3.00%\n",
+    )
+    assert log.format == "nanogpt"
+    assert [(p.step, p.loss) for p in log.points[:2]] == [(0, 10.9897), (10, 9.5)]
+    assert log.points[2].step == 20 and isnan(log.points[2].loss or 0.0)
+    assert log.points[1].step_seconds == pytest.approx(0.13312)
+
+
+def test_icefall_gives_the_loss_of_the_batch_and_steps_across_epochs(tmp_path: Path):
+    line = (
+        "2023-01-01 10:00:{at:02d},123 INFO [train.py:895] (0/8) Epoch {epoch}, batch {batch}, "
+        "loss[loss=1.{batch:03d}, simple_loss=0.3, pruned_loss=0.2, over 12345.00 frames. ], "
+        "tot_loss[loss=9.5, simple_loss=0.3, over 234.5 frames. ], batch size: 85, lr: 2.25e-02, "
+        "grad_scale: 2.0\n"
+    )
+    validation = (
+        "2023-01-01 10:00:30,123 INFO [train.py:929] (0/8) Epoch 1, validation: loss=0.2345, "
+        "simple_loss=0.3, over 944034.00 frames. \n"
+    )
+    places = [(1, 0), (1, 50), (1, 100), (2, 0), (2, 50)]
+    lines = [line.format(at=at, epoch=e, batch=b) for at, (e, b) in enumerate(places)]
+    log = read(tmp_path, "".join([*lines[:3], validation, *lines[3:]]))
+    assert log.format == "icefall"
+    assert [point.step for point in log.points] == [0, 50, 100, 150, 200]
+    assert [point.loss for point in log.points] == [1.0, 1.05, 1.1, 1.0, 1.05]
+    assert {(p.loss_scale, p.learning_rate) for p in log.points} == {(2.0, 0.0225)}
+
+
+@pytest.mark.parametrize(
+    ("lines", "steps", "losses"),
+    [
+        pytest.param(
+            [
+                "Train: 0 [   0/1251 (  0%)]  Loss: 6.950 (6.95)  Time: 0.500s  LR: 1.000e-06",
+                "Train: 0 [1250/1251 (100%)]  Loss: 6.900 (6.95)  Time: 0.500s  LR: 1.000e-06",
+                "Train: 1 [   0/1251 (  0%)]  Loss: 6.800 (6.95)  Time: 0.500s  LR: 1.000e-06",
+                "Test: [   0/48]  Time: 1.0 (1.0)  Loss: 0.5 (0.5)",
+            ],
+            [0, 1250, 1251],
+            [6.95, 6.9, 6.8],
+            id="timm",
+        ),
+        pytest.param(
+            [
+                "mmengine - INFO - Epoch(train)  [1][ 500/1000]  lr: 1e-2  loss: 3.0  loss_cls: 9",
+                "mmengine - INFO - Epoch(train)  [1][1000/1000]  lr: 1e-2  loss: 2.0  loss_cls: 9",
+                "mmengine - INFO - Epoch(val) [1][ 50/100]  eta: 0:00:05  loss: 9.0",
+                "mmengine - INFO - Epoch(train)  [2][ 500/1000]  lr: 1e-2  loss: 1.0  loss_cls: 9",
+            ],
+            [500, 1000, 1500],
+            [3.0, 2.0, 1.0],
+            id="mmengine",
+        ),
+        pytest.param(
+            [
+                "Epoch 0:  50%|█████     | 1/2 [00:10<00:33, 11.50it/s, v_num=0, train_loss=3.0]",
+                "Epoch 0: 100%|██████████| 2/2 [00:10<00:33, 11.50it/s, v_num=0, train_loss=2.0]",
+                "Epoch 1:  50%|█████     | 1/2 [00:10<00:33, 11.50it/s, v_num=0, train_loss=1.0]",
+            ],
+            [1, 2, 3],
+            [3.0, 2.0, 1.0],
+            id="lightning",
+        ),
+        pytest.param(
+            [
+                "step    1/19560 | loss 3.000000 (+nanz)| norm 1.5 (+nanz)| lr 1e-04 | 300.00 ms",
+                "step    2/19560 | loss 2.000000 (+nanz)| norm 1.5 (+nanz)| lr 1e-04 | 300.00 ms",
+                "val loss 9.000000",
+                "step    3/19560 | loss 1.000000 (+nanz)| norm 1.5 (+nanz)| lr 1e-04 | 300.00 ms",
+            ],
+            [1, 2, 3],
+            [3.0, 2.0, 1.0],
+            id="llm.c",
+        ),
+        pytest.param(
+            [
+                f"---------------\n| grad_norm | 1.5 |\n| loss | {loss} |\n| step | {step} |"
+                for step, loss in ((10, 3.0), (20, 2.0), (30, 1.0))
+            ],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="tables of guided-diffusion",
+        ),
+        pytest.param(
+            [
+                f"INFO [step={step}/7393,epoch=0]\n    optim/total_grad_norm=1.5\n"
+                f"    train/CrossEntropyLoss={loss}\n    train/Perplexity=50,123"
+                for step, loss in ((10, 3.0), (20, 2.0), (30, 1.0))
+            ],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="olmo",
+        ),
+        pytest.param(
+            [
+                "epoch 0 step 10 train loss 3.0 val loss 9.0",
+                "epoch 0 step 20 train loss 2.0 val loss 9.0",
+                "epoch 0 step 20 validation: loss 9.0",
+                "epoch 0 step 30 train loss 1.0",
+            ],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="losses of an evaluation in the same line",
+        ),
+    ],
+)
+def test_the_lines_of_many_trainers_are_read(tmp_path: Path, lines, steps, losses):
+    log = read(tmp_path, "\n".join(lines) + "\n")
+    assert [point.step for point in log.points] == steps
+    assert [point.loss for point in log.points] == losses
+
+
+def test_a_name_of_its_own_is_read_where_it_is_given(tmp_path: Path):
+    text = "".join(f"step {step} my_ce={step}.5\n" for step in (1, 2, 3))
+    with pytest.raises(LogError, match="--column loss=NAME"):
+        read(tmp_path, text)
+    log = read(tmp_path, text, columns={"loss": "my_ce"})
+    assert [point.loss for point in log.points] == [1.5, 2.5, 3.5]
+
+
+def test_a_console_that_begins_with_many_messages_is_read_where_it_is_named(tmp_path: Path):
+    messages = "warning: something else\n" * 6000
+    log = read(tmp_path, messages + "step 1 loss 2.0\nstep 2 loss 1.0\n")
+    assert [point.step for point in log.points] == [1, 2]
+
+
+def test_texts_that_speak_of_losses_are_no_logs(tmp_path: Path):
+    (tmp_path / "README.txt").write_text("We reached loss 2.0 at step 10 and then loss: 1.5.\n" * 2)
+    (tmp_path / "notes.md").write_text("step 1 loss 2\nstep 2 loss 2\nstep 3 loss 2\n")
+    assert [source.address for source in expand([str(tmp_path)])] == [str(tmp_path)]
