@@ -30,6 +30,8 @@ from mp_agent.exporters.dashboards import with_values
 
 TAG = "mp-agent"
 _ROW_HEIGHT = 1
+_DEFAULTS = (("transparent", False), ("repeatDirection", "h"))
+"""Of every panel."""
 
 
 def rendered_dashboards() -> Mapping[str, str]:
@@ -169,6 +171,16 @@ def _variable(
     return made.all_value(all_value) if many else made
 
 
+def _without_defaults(panel: dict[str, Any]) -> dict[str, Any]:
+    """Return a panel without what Grafana takes for granted: a ConfigMap has a limit."""
+    targets = [
+        {name: value for name, value in target.items() if (name, value) != ("instant", False)}
+        for target in panel.get("targets", ())
+    ]
+    kept = {name: value for name, value in panel.items() if (name, value) not in _DEFAULTS}
+    return {**kept, **({"targets": targets} if targets else {})}
+
+
 def _laid_out(board: Board, built: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the panels with their places on the grid, each row under its title."""
     panels = iter(built)
@@ -188,7 +200,7 @@ def _laid_out(board: Board, built: list[dict[str, Any]]) -> list[dict[str, Any]]
         for panel in row.panels:
             if x + panel.width > COLUMNS:
                 x, y, line_height = 0, y + line_height, 0
-            made = next(panels)
+            made = _without_defaults(next(panels))
             made["gridPos"] = {"h": panel.height, "w": panel.width, "x": x, "y": y}
             children.append(made)
             x, line_height = x + panel.width, max(line_height, panel.height)

@@ -127,7 +127,6 @@ def _runbook(condition: Condition) -> dashboard.DashboardLink:
 def _target(query: Query, letter: str, *, table: bool = False) -> prometheus.Dataquery:
     made = (
         prometheus.Dataquery()
-        .datasource(DATASOURCE)
         .expr(query.expression)
         .legend_format(query.legend or "__auto")
         .ref_id(letter)

@@ -11,11 +11,19 @@ from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import METRICS
 
 BOARD_OF_SCOPE = {
-    Scope.RUN: "mp-agent-run",
+    Scope.RUN: "mp-agent-more",
     Scope.LAYER: "mp-agent-layers",
     Scope.RANK: "mp-agent-ranks",
     Scope.AGENT: "mp-agent-self",
 }
+MORE = Board(
+    uid="mp-agent-more",
+    title="mp_agent / More",
+    description="Every number of one run that no other dashboard shows.",
+    one_run=True,
+    rows=(),
+)
+"""Apart from the run's own board: both in one would be more than a ConfigMap may have."""
 _FIRST_ID = 500
 _MOST_SERIES = 10
 
@@ -42,7 +50,8 @@ def _extended(board: Board, missing: list[Metric]) -> Board:
     if not own:
         return board
     panels = tuple(_panel(_FIRST_ID + number, metric) for number, metric in enumerate(own))
-    return replace(board, rows=(*board.rows, Row(title="More", panels=panels, collapsed=True)))
+    more = Row(title="More", panels=panels, collapsed=bool(board.rows))
+    return replace(board, rows=(*board.rows, more))
 
 
 def _panel(number: int, metric: Metric) -> Panel:

@@ -1,7 +1,9 @@
 """The chart gives objects that a cluster takes, and only those that were asked for."""
 
+import gzip
 import json
 import re
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +32,10 @@ KUBERNETES_VERSIONS = ("1.29", "1.34")
 DASHBOARDS = ROOT / "grafana" / "dashboards"
 ANNOTATION_BYTES_MAX = 256 * 1024
 """Of all annotations of an object; `kubectl apply` and GitOps tools keep a copy of it in one."""
+SHARE_MAX = 0.6
+"""Of that limit: metrics and rules are added, and sites add labels."""
+RELEASE_BYTES_MAX = 1024 * 1024
+"""Of a Secret, in which Helm keeps chart and manifests, compressed."""
 CUSTOM_GROUPS = ("monitoring.coreos.com", "grafana.integreatly.org")
 
 
@@ -91,7 +97,7 @@ def test_by_default_no_workload_runs() -> None:
 
 
 def test_custom_resources_that_the_cluster_lacks_are_left_out_and_the_notes_say_so() -> None:
-    values = {**values_file("everything"), "assumeApiVersions": []}
+    values = {**values_file("everything"), "assumeApiVersions": ["v1/Pod"]}
     assert not any(map(is_custom, objects(values)))
     notes = " ".join(texts(values)[NOTES].split())
     assert "omitted, because this cluster lacks the CRDs" in notes
@@ -103,6 +109,28 @@ def test_custom_resources_that_the_cluster_lacks_are_left_out_and_the_notes_say_
         "grafana.integreatly.org/v1beta1/GrafanaDashboard",
     ):
         assert kind in notes
+
+
+def test_without_a_cluster_no_custom_resource_is_dropped_in_silence() -> None:
+    values = {**values_file("everything"), "assumeApiVersions": []}
+    kinds = {item["kind"] for item in filter(is_custom, objects(values))}
+    assert kinds == {item["kind"] for item in filter(is_custom, objects_of("everything"))}
+
+
+@pytest.mark.parametrize("wanted", [True, "true"])
+def test_custom_resources_can_be_wanted_in_any_case(wanted: bool | str) -> None:
+    values = {**values_file("default"), "assumeApiVersions": ["v1/Pod"]}
+    assert not any(map(is_custom, objects(values)))
+    kinds = {item["kind"] for item in objects({**values, "customResources": wanted})}
+    assert {"PodMonitor", "PrometheusRule"} <= kinds
+
+
+@pytest.mark.parametrize("wanted", [False, "false"])
+def test_custom_resources_can_be_turned_off(wanted: bool | str) -> None:
+    values = {**values_file("everything"), "customResources": wanted}
+    assert not any(map(is_custom, objects(values)))
+    notes = " ".join(texts(values)[NOTES].split())
+    assert "omitted, because customResources is false" in notes
 
 
 def test_a_kind_alone_can_be_there() -> None:
@@ -178,4 +206,17 @@ def test_dashboards_arrive_as_they_are_but_for_white_space() -> None:
 
 def test_every_object_can_be_applied_by_a_client_that_annotates_it_with_itself() -> None:
     for item in objects_of("everything"):
-        assert len(json.dumps(item)) < ANNOTATION_BYTES_MAX, item["metadata"]["name"]
+        share = len(json.dumps(item)) / ANNOTATION_BYTES_MAX
+        assert share <= SHARE_MAX, f"{item['metadata']['name']}: {share:.0%}; split it"
+
+
+def test_helm_can_keep_the_release_in_a_secret() -> None:
+    """Helm stores JSON with the chart's files in Base64 and the manifests, gzipped, in Base64."""
+    files = {
+        str(path): b64encode(path.read_bytes()).decode()
+        for path in CHART.rglob("*")
+        if path.is_file()
+    }
+    manifest = "".join(texts(values_file("everything")).values())
+    stored = b64encode(gzip.compress(json.dumps([files, manifest]).encode()))
+    assert len(stored) <= SHARE_MAX * RELEASE_BYTES_MAX

@@ -21,9 +21,9 @@ _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 
 def released(rules: dict[str, Any]) -> dict[str, Any]:
-    """Return the PrometheusRule's groups for the chart's values under `rules`."""
-    (found,) = of_kind(objects({**OPERATOR, "rules": rules}), "PrometheusRule")
-    return dict(found["spec"])
+    """Return the PrometheusRules' groups for the chart's values under `rules`."""
+    found = of_kind(objects({**OPERATOR, "rules": rules}), "PrometheusRule")
+    return {"groups": [group for item in found for group in item["spec"]["groups"]]}
 
 
 def rendered(values: Values) -> dict[str, Any]:

@@ -64,9 +64,13 @@ def test_rules_look_at_their_own_release_s_series_alone(
             r["replacement"] for r in endpoint["relabelings"] if r.get("targetLabel") == "job"
         )
         jobs.append(job)
-        (rules,) = of_kind(made, "PrometheusRule")
         expressions.append(
-            [rule["expr"] for group in rules["spec"]["groups"] for rule in group["rules"]]
+            [
+                rule["expr"]
+                for item in of_kind(made, "PrometheusRule")
+                for group in item["spec"]["groups"]
+                for rule in group["rules"]
+            ]
         )
     assert jobs[0] != jobs[1]
     assert len(expressions[0]) > 20

@@ -67,6 +67,7 @@ def _schema_by_path() -> dict[str, Any]:
         "fullnameOverride": _NAME_OR_NONE,
         "commonLabels": _TEXTS,
         "additionalLabels": _TEXTS,
+        "customResources": {"enum": ["auto", "true", "false", True, False]},
         "assumeApiVersions": _TEXT_LIST,
         "imagePullSecrets": _OBJECT_LIST,
         "podMonitor.namespaces": _NAMESPACES,

@@ -67,12 +67,19 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{- /* Whether the cluster has a kind: "true", or nothing. Arguments: root context, API version, kind. */}}
+{{- /*
+Whether to create objects of a kind: "true", or nothing. Arguments: root context, API version, kind.
+Only a cluster lists kinds next to API versions; without one, nothing is left out for want of CRDs.
+*/}}
 {{- define "mp-agent.has" -}}
 {{- $root := index . 0 }}{{ $version := index . 1 }}
 {{- $kind := printf "%s/%s" $version (index . 2) }}
 {{- $assumed := $root.Values.assumeApiVersions }}
-{{- if or ($root.Capabilities.APIVersions.Has $kind) (has $kind $assumed) (has $version $assumed) }}true{{ end }}
+{{- $known := or $assumed ($root.Capabilities.APIVersions.Has "v1/Pod") }}
+{{- $wanted := toString $root.Values.customResources }}
+{{- if eq $wanted "true" }}true
+{{- else if and (eq $wanted "auto") (or (not $known) ($root.Capabilities.APIVersions.Has $kind) (has $kind $assumed) (has $version $assumed)) }}true
+{{- end }}
 {{- end }}
 
 {{- /* Where a NetworkPolicy finds Prometheus. */}}
