@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -229,6 +230,68 @@ def test_no_axis_cuts_off_its_labels_however_large_the_values(
         expect(page.locator(f"#chart-{chart} canvas")).to_be_visible()
     expect(page.locator("#chart-norm .u-legend .u-value").first).to_have_text("49")
     assert page.evaluate("window.cutTexts") == []
+    page.context.close()
+
+
+def test_losses_that_span_decades_have_a_log_axis_and_others_a_linear_one(
+    browser: Browser,
+) -> None:
+    history = StepHistory()
+    for number in range(1, 50):
+        history.add(merged_step(number, loss=5.0))
+    answers: dict[str, object] = {"/api/v1/snapshot": _two_runs()}
+
+    def answer() -> None:
+        document = {"format": FORMAT, "run": "a root", **history.columns()}
+        answers["/api/v1/history"] = document
+
+    answer()
+    page = browser.new_context().new_page()
+    page.route("**/*", lambda route: _answer(route, answers))
+    page.goto("http://agent.test/")
+    caption = page.locator("figure", has=page.locator("#chart-loss")).locator("figcaption")
+    expect(caption).to_have_text("Loss")
+    history.add(merged_step(50, loss=0.004))
+    answer()
+    page.reload()
+    expect(caption).to_have_text("Loss (log10)")
+    expect(page.locator("#chart-loss canvas")).to_be_visible()
+    page.context.close()
+
+
+_BREAKS = """
+cell => {
+  const range = document.createRange(), breaks = [];
+  const walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    range.selectNodeContents(walk.currentNode);
+    breaks.push(range.getClientRects().length);
+  }
+  return breaks;
+}
+"""
+"""Of each part of a name, over how many lines it goes."""
+
+
+def test_long_names_of_layers_break_after_separators_alone(browser: Browser) -> None:
+    name = "model.language_model.layers.31.self_attn.query_key_value_projection.weight"
+    report = _two_runs()
+    whole: Any = report["runs"]
+    whole[0]["layers"][0]["layer"] = name
+    columns = StepHistory().columns()
+    answers = {
+        "/api/v1/snapshot": report,
+        "/api/v1/history": {"format": FORMAT, "run": "a root", **columns},
+    }
+    page = browser.new_context(viewport={"width": 400, "height": 800}).new_page()
+    page.route("**/*", lambda route: _answer(route, answers))
+    page.goto("http://agent.test/")
+    cell = page.locator("#layers td", has_text=name)
+    lines: list[int] = cell.evaluate(_BREAKS)
+    assert len(lines) > 8 and set(lines) == {1}
+    height = cell.bounding_box()
+    assert height is not None and height["height"] > 40, "the name goes over several lines"
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     page.context.close()
 
 

@@ -9,10 +9,13 @@ const element = (tag, attributes = {}, ...children) => {
   return node;
 };
 
+// A name with places where it may break: after its separators, before anywhere in a word.
+const breakable = (name) => name.split(/(?<=[._/:-])/).flatMap((part, at) => (at ? [element("wbr"), part] : [part]));
+
 const isKnown = (value) => value !== null && value !== undefined;
 const setText = (node, text) => {
   // A screen reader announces only changes.
-  if (node.textContent !== text) node.textContent = text;
+  if (node.textContent !== text) node.replaceChildren(...breakable(text));
 };
 
 const number = (value, digits = 4) => {

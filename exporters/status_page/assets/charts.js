@@ -1,10 +1,11 @@
 // The curves of the last steps, on uPlot: one axis of steps for all, with the limits of the alerts.
-const CHART_HEIGHT = 220;
+const CHART_HEIGHT = 220, LABELS_WIDTH = 44;
+const WIDE = 1000; // Largest over smallest loss from which on its axis is logarithmic.
 const LOWEST_LOSS_SCALE = 2 ** -4; // A scale far below the floor carries no more information.
 
 // Each limit: name of a threshold, severity. A log axis always includes those of `reaches`.
 const CHARTS = {
-  "chart-loss": { column: "loss", label: "loss", limits: [], reaches: [] },
+  "chart-loss": { column: "loss", label: "loss", floor: Number.MIN_VALUE, limits: [], reaches: [] },
   "chart-scale": {
     column: "loss_scale", label: "loss scale", log: 2, floor: LOWEST_LOSS_SCALE,
     limits: [["loss_scale_very_low", "warning"], ["loss_scale_low", "warning"], ["loss_scale_floor", "critical"]],
@@ -29,6 +30,14 @@ const logRange = ({ log, floor, reaches }, thresholds) => (plot, low, high) => {
   return [log ** Math.floor(exponent(lowest) + 1e-9), log ** Math.ceil(exponent(highest) - 1e-9)];
 };
 
+// The base of a chart's log axis; that of the loss only where the losses span decades.
+const baseOf = ({ column, log }, values) => {
+  if (column !== "loss") return log;
+  let low = Infinity, high = 0;
+  for (const value of values) if (isKnown(value)) { low = Math.min(low, value); high = Math.max(high, value); }
+  return low > 0 && high >= WIDE * low ? 10 : undefined;
+};
+
 const linearRange = (spikeBound) => (plot, low, high) => {
   if (!isKnown(low)) return [0, 1];
   return uPlot.rangeNum(low, Math.max(high, spikeBound() ?? high), 0.1, true);
@@ -40,7 +49,7 @@ const drawLimits = (limits) => (plot) => {
   ctx.lineWidth = devicePixelRatio;
   ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
   ctx.textAlign = "left";
-  ctx.textBaseline = "bottom";
+  ctx.textBaseline = "middle";
   for (const [value, text, severity] of limits()) {
     const y = plot.valToPos(value, "y", true);
     if (!(y >= bbox.top - 1 && y <= bbox.top + bbox.height + 1)) continue;
@@ -50,8 +59,8 @@ const drawLimits = (limits) => (plot) => {
     ctx.moveTo(bbox.left, y);
     ctx.lineTo(bbox.left + bbox.width, y);
     ctx.stroke();
-    // At the left end: the newest steps are at the right.
-    ctx.fillText(text, bbox.left + 2 * devicePixelRatio, y - devicePixelRatio);
+    // Next to the curve, never over it.
+    ctx.fillText(text, bbox.left + bbox.width + 4 * devicePixelRatio, y);
   }
   ctx.restore();
 };
@@ -71,13 +80,13 @@ const drawSkipped = (skipped) => (plot) => {
 
 // `source()` gives { history, thresholds, spikeBound } as they are at the moment.
 const newCharts = (source) => {
-  const charts = {};
+  const charts = {}, bases = {};
 
   const limitsOf = (chart) => () => {
     const { thresholds, spikeBound } = source();
     if (chart.column === "loss") return isKnown(spikeBound) ? [[spikeBound, "spike", "warning"]] : [];
     const known = chart.limits.filter(([name]) => isKnown(thresholds[name]));
-    return known.map(([name, severity]) => [thresholds[name], number(thresholds[name]), severity]);
+    return known.map(([name, severity]) => [thresholds[name], tickText(thresholds[name]), severity]);
   };
 
   const yScale = (chart) => (chart.log
@@ -90,12 +99,12 @@ const newCharts = (source) => {
   };
 
   const make = (id) => {
-    const chart = CHARTS[id], box = byId(id);
+    const chart = { ...CHARTS[id], log: bases[id] }, box = byId(id);
     const steps = { ...AXIS_COLORS, values: (plot, values) => values.map((value) => number(value)) };
     const values = { ...AXIS_COLORS, size: axisWidth, values: (plot, ticks) => ticks.map(tickText) };
     if (chart.log) Object.assign(values, { splits: powersBetween(chart.log, 7), filter: (plot, splits) => splits });
     return new uPlot({
-      width: box.clientWidth, height: CHART_HEIGHT,
+      width: box.clientWidth, height: CHART_HEIGHT, padding: [null, LABELS_WIDTH, null, null],
       cursor: { drag: { x: true, y: false }, sync: { key: "steps", scales: ["x", null] } },
       scales: { x: { time: false }, y: yScale(chart) },
       axes: [steps, values],
@@ -130,11 +139,19 @@ const newCharts = (source) => {
 
   const show = () => {
     const { history } = source();
-    for (const [id, { column, log }] of Object.entries(CHARTS)) {
+    for (const [id, chart] of Object.entries(CHARTS)) {
+      const { column } = chart, log = baseOf(chart, history[column]);
       const values = history[column].map((value) => (log && !(value > 0) ? null : value));
       const seen = values.filter(isKnown), box = byId(id);
       box.parentElement.hidden = !seen.length;
       if (!seen.length) continue;
+      if (charts[id] && bases[id] !== log) {
+        charts[id].destroy();
+        delete charts[id];
+      }
+      bases[id] = log;
+      const caption = box.parentElement.querySelector("figcaption");
+      setText(caption, `${caption.textContent.replace(/ \(log\d+\)$/, "")}${log ? ` (log${log})` : ""}`);
       const plot = (charts[id] ??= make(id)), { min, max } = plot.scales.x, before = plot.data[0];
       const isZoomed = before.length > 0 && (min > before[0] || max < before.at(-1));
       plot.setData([history.step, values], !isZoomed);

@@ -78,7 +78,7 @@ const newTable = (name, firstSort, onSort) => {
   };
 
   const bodyRow = (row) => element("tr", {}, ...COLUMNS[name].map(({ text, isText, look }) =>
-    element("td", { class: `${isText ? "text" : ""} ${look ? look(row) : ""}`.trim() }, text(row))));
+    element("td", { class: `${isText ? "text" : ""} ${look ? look(row) : ""}`.trim() }, ...(isText ? breakable(text(row)) : [text(row)]))));
 
   return (rows) => {
     showOrder();
