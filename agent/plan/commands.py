@@ -17,6 +17,7 @@ from mp_agent.plan.comparison.report import print_report
 from mp_agent.plan.evaluation.model import PlanEvaluation
 from mp_agent.plan.evaluation.report import print_evaluation
 from mp_agent.plan.formats import BY_NAME, DEFAULT_NAMES, REFERENCES
+from mp_agent.plan.gradient_report import GradientReport, print_gradients
 from mp_agent.plan.precision_plan import PRECISIONS, PrecisionPlan, plan_of_json
 from mp_agent.plan.recommendation.model import GOALS
 from mp_agent.plan.recommendation.report import print_recommendation
@@ -63,6 +64,11 @@ def _required(choices: tuple[str, ...], help: str) -> Option:
     show_default=True,
     help="What is taken for exact.",
 )
+@click.option(
+    "--gradients",
+    is_flag=True,
+    help="Compare gradients with finite differences of the loss in FP64, in place of precisions.",
+)
 @positive_option(
     "--tolerance",
     1e-3,
@@ -87,6 +93,7 @@ def compare_command(
     target: str,
     other: str | None,
     dtypes: tuple[str, ...],
+    gradients: bool,
     required: tuple[str, ...],
     rows: int,
     as_document: bool,
@@ -100,12 +107,25 @@ def compare_command(
     """Compare the precisions of a model module by module, or two runs step by step.
 
     TARGET alone is `script.py:function` or `package.module:function`: it is called without
-    arguments and returns (model, batch) or (model, batch, loss). TARGET and OTHER are two runs:
+    arguments and returns (model, batch) or (model, batch, loss); with --gradients, its gradients
+    are checked, and the exit code is 1 where they disagree. TARGET and OTHER are two runs:
     flight records, directories of runs in shared memory, or addresses of node agents
     (`http://host:9464`, `…/?run=NAME` where there are several); with --prometheus, their names.
     """
     shown: dict[str, Any] = {"rows": rows, "as_document": as_document, "page": page}
     with running_own_code("compare"):
+        if gradients:
+            if other is not None or prometheus or dtypes or required or page is not None:
+                raise CompareError(
+                    "--gradients checks one model: not with OTHER, --prometheus, --dtype, "
+                    "--require or --html"
+                )
+            checked = _check_gradients(target)
+            if as_document:
+                click.echo(checked.as_json())
+            else:
+                print_gradients(checked, Console(), rows=rows)
+            sys.exit(0 if checked.passed else 1)
         if prometheus:
             if other is None:
                 raise CompareError(f"--prometheus compares two runs; {target} is one")
@@ -115,10 +135,7 @@ def compare_command(
         if other is not None:
             compare_runs(target, other, **shown)
             return
-        if not is_target(target):
-            raise CompareError(
-                f"{target}: is no script.py:function; to compare two runs, name both"
-            )
+        _require_target(target)
         chosen = tuple(dict.fromkeys((*(dtypes or DEFAULT_NAMES), *required)))
         report = _compare(target, dtypes=chosen, **options)
     show(
@@ -129,6 +146,21 @@ def compare_command(
         page=page,
     )
     sys.exit(0 if set(required) <= set(report.passed) else 1)
+
+
+def _require_target(target: str) -> None:
+    if not is_target(target):
+        raise CompareError(f"{target}: is no script.py:function; to compare two runs, name both")
+
+
+def _check_gradients(target: str) -> GradientReport:
+    _require_target(target)
+    require_torch()
+    from mp_agent.plan.gradient_check import check_gradients
+
+    made = load_target(target)
+    with progress_bar() as progress:
+        return check_gradients(*made, progress=progress)
 
 
 def _compare(target: str, **options: Any) -> PrecisionReport:
