@@ -114,6 +114,11 @@ GROUPS: dict[str, dict[str, CommandEntry]] = {
             "Propose thresholds that keep healthy runs quiet.",
             "mp-agent tune runs/ --labels labels.yaml --output tuned.yaml",
         ),
+        "baseline": CommandEntry(
+            "runs.baseline:baseline_command",
+            "Keep what good runs looked like, to judge others against it.",
+            "mp-agent baseline save flight/llama-7b --output llama.baseline.json",
+        ),
         "export": CommandEntry(
             "export:export_command",
             "Write the metrics of a run to a file.",

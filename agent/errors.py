@@ -5,6 +5,7 @@ MpAgentError
 ├── RingError         a ring file cannot be read: other version, truncated, foreign owner
 ├── ReportError       what another node agent sent cannot be read, or contradicts itself
 ├── FlightError       a flight record cannot be read: absent, truncated, other version
+├── BaselineError     the file of a baseline cannot be read: absent, other version, a wrong value
 ├── CompareError      a model or two runs cannot be compared (also a ValueError)
 ├── AdviceError       a precision cannot be recommended or measured (also a ValueError)
 ├── SourceError       a server cannot be asked, or a text from outside cannot be used
@@ -36,6 +37,10 @@ class ReportError(MpAgentError):
 
 class FlightError(MpAgentError):
     """A flight record cannot be read; the message names the path and what is wrong with it."""
+
+
+class BaselineError(MpAgentError):
+    """The file of a baseline cannot be used; the message names the file, field and value."""
 
 
 class CompareError(MpAgentError, ValueError):

@@ -31,6 +31,7 @@ from mp_agent.report.options import (
     positive_option,
     show,
 )
+from mp_agent.runs.baseline import compare_with_baseline, print_comparison
 from mp_agent.runs.command import compare_runs, compare_scraped_runs
 from mp_agent.version import require_torch
 
@@ -69,6 +70,7 @@ def _required(choices: tuple[str, ...], help: str) -> Option:
     is_flag=True,
     help="Compare gradients with finite differences of the loss in FP64, in place of precisions.",
 )
+@file_option("--baseline", exists=True, help="TARGET is a run: compare it with this baseline.")
 @positive_option(
     "--tolerance",
     1e-3,
@@ -94,6 +96,7 @@ def compare_command(
     other: str | None,
     dtypes: tuple[str, ...],
     gradients: bool,
+    baseline: Path | None,
     required: tuple[str, ...],
     rows: int,
     as_document: bool,
@@ -111,6 +114,7 @@ def compare_command(
     are checked, and the exit code is 1 where they disagree. TARGET and OTHER are two runs:
     flight records, directories of runs in shared memory, or addresses of node agents
     (`http://host:9464`, `…/?run=NAME` where there are several); with --prometheus, their names.
+    With --baseline, TARGET is one recorded run, and the exit code is 1 where it differs.
     """
     shown: dict[str, Any] = {"rows": rows, "as_document": as_document, "page": page}
     with running_own_code("compare"):
@@ -126,6 +130,18 @@ def compare_command(
             else:
                 print_gradients(checked, Console(), rows=rows)
             sys.exit(0 if checked.passed else 1)
+        if baseline is not None:
+            if other is not None or prometheus or gradients or page is not None:
+                raise CompareError(
+                    "--baseline compares one run: not with OTHER, --prometheus, --gradients or "
+                    "--html"
+                )
+            compared = compare_with_baseline(target, baseline)
+            if as_document:
+                click.echo(compared.as_json())
+            else:
+                print_comparison(compared, Console(), rows=rows)
+            sys.exit(1 if compared.departures else 0)
         if prometheus:
             if other is None:
                 raise CompareError(f"--prometheus compares two runs; {target} is one")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mp_agent.records.baseline import Departure
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.health import (
@@ -122,7 +123,7 @@ class CollectionView:
 class RunView:
     """The state of a run after its last closed step; what run-scope gauges read.
 
-    From `latest` to `collections`, but for `laggards`, each field is what a tracker shows.
+    From `latest` to `departures`, but for `laggards`, each field is what a tracker shows.
     """
 
     identity: RankIdentity
@@ -181,6 +182,8 @@ class RunView:
     """The rank whose losses are all far from those of the others."""
     collections: Mapping[str, CollectionView] = field(default_factory=dict)
     """The groups of parameters that the script has defined, by name."""
+    departures: tuple[Departure, ...] | None = None
+    """Where the run differs from its baseline, ascending by step; None without one."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
     """Thresholds by name, as this job has set them."""
     attempts: int = 0

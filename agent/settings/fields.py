@@ -281,6 +281,11 @@ class Settings(BaseSettings):
         description="Overrides of the alerts' windows, severities and selectors, in the syntax "
         "of `mp-agent rules --set`: `{stall_window: 20m, MpAgentLossSpike: off}`.",
     )
+    baseline: AbsolutePath | None = Field(
+        None,
+        description="File that `mp-agent baseline save` made of good runs; the root agent judges "
+        "the run against it. Empty: none.",
+    )
     guard: GuardPolicies = Field(
         default_factory=dict,
         description="Policies by which the guard acts on updates that would harm the training: "

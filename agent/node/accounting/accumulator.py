@@ -12,6 +12,7 @@ from mp_agent.catalog.metrics import METRICS
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
 from mp_agent.node.merge.run_layers import MergedLayers
+from mp_agent.records.baseline import Baseline, Departure
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.tensor_collections import TensorCollection
 from mp_agent.records.views import LayerView, RunView
@@ -172,9 +173,14 @@ class Accumulator:
         progress: Progress,
         counters: CounterStore,
         window_seconds: float,
+        baseline: Baseline | None = None,
     ) -> None:
-        """window_seconds: length of the windows whose extremes are exported."""
+        """window_seconds: length of the windows whose extremes are exported.
+
+        baseline: what good runs looked like, if the run is judged against them.
+        """
         self.thresholds = thresholds
+        self._baseline = baseline
         self._window_seconds = window_seconds
         self._follow(progress)
         self.counters = counters
@@ -243,6 +249,10 @@ class Accumulator:
         """Return the run with what the trackers know of it after the last step."""
         return self.progress.view(run, self._context, time_unix_seconds)
 
+    def departures(self, facts: Mapping[str, str]) -> tuple[Departure, ...] | None:
+        """Return where the run differs from its baseline; None without one. facts: of the run."""
+        return self.progress.baseline.view(self._context, facts)
+
     def _follow(self, progress: Progress) -> None:
         self.progress = progress
         self._trackers = tuple(progress.trackers)
@@ -250,4 +260,6 @@ class Accumulator:
         self._observe = tuple(
             one.observe for one in self._trackers if type(one).observe is not Tracker.observe
         )
-        self._context = AccountContext(self.thresholds, self._window_seconds, progress)
+        self._context = AccountContext(
+            self.thresholds, self._window_seconds, progress, self._baseline
+        )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from mp_agent.node.accounting.baseline import BaselineTracker
 from mp_agent.node.accounting.batches import BatchTracker
 from mp_agent.node.accounting.gradients import NormTracker, SecondMoments, WithoutGradient
 from mp_agent.node.accounting.incidents import (
@@ -79,6 +80,7 @@ class Progress:
     rank_losses: RankLossTracker = field(default_factory=RankLossTracker)
     relapse: RelapseTracker = field(default_factory=RelapseTracker)
     norm_growth: NormGrowthTracker = field(default_factory=NormGrowthTracker)
+    baseline: BaselineTracker = field(default_factory=BaselineTracker)
 
     @property
     def trackers(self) -> Iterator[Tracker]:
@@ -125,6 +127,7 @@ class Progress:
             relapsed_steps=self.relapse.steps,
             norm_growth=self.norm_growth.view(),
             collections=self.collections.views,
+            departures=self.baseline.view(context, run.facts),
         )
 
     def transition(

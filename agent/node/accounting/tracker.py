@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from mp_agent.node.merge.run_layers import MergedLayers
+from mp_agent.records.baseline import Baseline
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.tensor_collections import TensorCollection
 from mp_agent.records.views import LayerView
@@ -29,6 +30,8 @@ class AccountContext:
     """Length of the windows whose extremes are exported."""
     progress: "Progress"
     """All trackers; those declared earlier have observed the step."""
+    baseline: Baseline | None = None
+    """What good runs looked like, where the job names such a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mp_agent.alerting.site import usable_values
+from mp_agent.errors import BaselineError
 from mp_agent.exporters.status_page.report import StepHistory
 from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
 from mp_agent.node.accounting.ranks import Standstill
@@ -21,6 +22,7 @@ from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.run.launches import Launches, NameConflicts, Rings, launch_of, made_unix_ns
 from mp_agent.node.run.ledger import Ledger, ProbeTotals, read_ledger, write_ledger
 from mp_agent.node.series.layer_budget import LayerBudget
+from mp_agent.records.baseline import Baseline, read_baseline
 from mp_agent.records.columns import FAMILIES, ColumnFamily
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.steps import EndReason
@@ -163,6 +165,18 @@ def _judged_optimizers(step: MergedStep, family: ColumnFamily) -> frozenset[str]
     return frozenset(judged | ({""} if whole else set()))
 
 
+def _baseline(path: Path | None) -> tuple[Baseline | None, bool]:
+    """Return the baseline in a file, and whether there is a file that cannot be used.
+
+    The training goes on without: that is logged, counted, and named among what is not supported.
+    """
+    try:
+        return (None if path is None else read_baseline(path)), False
+    except BaselineError as error:
+        log.warning("baseline has value %s", error)
+        return None, True
+
+
 class RunState:
     """The account of a run and its current attempt."""
 
@@ -174,11 +188,14 @@ class RunState:
         ledger = read_ledger(self._path)
         self.launches = Launches(set(ledger.launches), ledger.newest_unix_ns, ledger.read_launches)
         self.thresholds = values.limits
+        baseline, self.unread_baseline = _baseline(settings.baseline)
+        self.ignored_settings += self.unread_baseline
         account = Accumulator(
             self.thresholds,
             progress=ledger.progress,
             counters=CounterStore(ledger.totals, ledger.histograms),
             window_seconds=settings.window_seconds,
+            baseline=baseline,
         )
         self.step_ingest = StepIngest(account, counted_sequence=ledger.counted_sequence)
         self.conditions = ConditionTracker(

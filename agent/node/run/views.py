@@ -33,6 +33,7 @@ SCRIPT_FACT = "script"
 """Path of the main script."""
 _INTERNAL = frozenset((SCRIPT_FACT, COLLECTIONS_FACT))
 """Facts that are a matter between the ranks and this node, and never exported."""
+BASELINE_FEATURE = "a comparison with the baseline: its file cannot be used"
 _NANOSECONDS = 1e9
 
 
@@ -101,7 +102,8 @@ def _own_features(state: RunState) -> tuple[str, ...]:
     """Return what this agent does not measure, in words."""
     conflicts = (NAME_CONFLICT_FEATURE,) if state.name_conflicts.active else ()
     progress = state.account.progress
-    return (*conflicts, *progress.collections.unmatched, *progress.misreadings.features)
+    unread = (BASELINE_FEATURE,) if state.unread_baseline else ()
+    return (*conflicts, *unread, *progress.collections.unmatched, *progress.misreadings.features)
 
 
 def _layers(account: Accumulator) -> Iterator[LayerView]:
