@@ -35,6 +35,7 @@ class Quantity(Enum):
     FP8 = "amax and scales of delayed scaling"
     LOGPROBS = "log-probabilities of trainer and sampler"
     TENSORS = "watched tensors"
+    BASELINE = "a baseline of good runs"
 
 
 _DIGITS = 3

@@ -6,6 +6,7 @@ from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import (
     activations,
     agent,
+    baseline,
     batches,
     gradient_layers,
     gradient_size,
@@ -40,6 +41,7 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
     "activations": (*nonfinite.OF_ACTIVATIONS, *activations.CONDITIONS),
     "reinforcement": tensors.OF_LOGPROBS,
     "tensors": tensors.OF_TENSORS,
+    "baseline": baseline.CONDITIONS,
 }
 """Rule group to its conditions, in the order in which they are rendered."""
 

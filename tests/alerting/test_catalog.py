@@ -42,6 +42,7 @@ _SEVERITIES = {
     "MpAgentNothingTrained": (_C, _W),
     "MpAgentLayerGradientExplosion": (_W,),
     "MpAgentLayersWithoutGradient": (_W, _I),
+    "MpAgentUnlikeBaseline": (_W,),
     "MpAgentClippingBeforeUnscale": (_W,),
     "MpAgentGradientsAddUp": (_W,),
     "MpAgentGradientsDiscarded": (_W,),

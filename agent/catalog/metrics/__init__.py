@@ -13,6 +13,7 @@ from mp_agent.catalog.metrics.attention import (
     ATTENTION_METRICS,
     OUTPUT_LOGIT_METRICS,
 )
+from mp_agent.catalog.metrics.baseline import BASELINE_METRICS
 from mp_agent.catalog.metrics.batches import BATCH_METRICS
 from mp_agent.catalog.metrics.distribution import (
     COLLECTION_METRICS,
@@ -95,6 +96,7 @@ METRICS: tuple[Metric, ...] = (
     *COLLECTION_METRICS,
     *BATCH_METRICS,
     *RANK_LOSS_METRICS,
+    *BASELINE_METRICS,
 )
 
 BY_PROMETHEUS_NAME = {metric.prometheus_name: metric for metric in METRICS}

@@ -30,7 +30,6 @@ _CENSUS_SAMPLES = 3
 _FACT_STEPS = 2 * WINDOWS_STEPS[0]
 _WHOLE = 0.75
 """Share of the steps of a window from which on its median counts."""
-NAMED_AT_MOST = 10
 
 
 @dataclass(slots=True)
