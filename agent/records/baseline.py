@@ -50,9 +50,9 @@ class Baseline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     runs: tuple[str, ...]
     world_sizes: tuple[int, ...]
     layers: dict[str, float]
-    """Trained in all of them, with the number of elements; 0 where that is not known."""
+    """Trained in all of them from the first samples, with the number of elements; 0: not known."""
     other_layers: tuple[str, ...] = ()
-    """Trained in some."""
+    """Trained in some, or later."""
     facts: dict[str, tuple[str, ...]] = {}
     bands: dict[str, tuple[tuple[Band, ...], ...]] = {}
     """By quantity, for each of `WINDOWS_STEPS`, ascending."""

@@ -19,7 +19,7 @@ from mp_agent.catalog.metric import Scope
 from mp_agent.errors import CompareError, MpAgentError
 from mp_agent.flight.record.evidence import Evidence
 from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
-from mp_agent.node.accounting.baseline import layer_norm, step_values
+from mp_agent.node.accounting.baseline import FIRST_SAMPLES, layer_norm, step_values
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.commands.flight import evidence_at
@@ -78,6 +78,8 @@ class GoodRun:
     quantities: Mapping[str, Series]
     layers: Mapping[str, float]
     """Elements of what it trains; 0 where that is not known."""
+    first_layers: frozenset[str]
+    """Those of the first samples."""
     layer_norms: Mapping[str, Series]
 
 
@@ -87,6 +89,8 @@ def good_run(evidence: Evidence) -> GoodRun:
     layers: dict[str, float] = {}
     norms: dict[str, dict[int, float]] = {}
     numbers: dict[int, int] = {}
+    first: frozenset[str] = frozenset()
+    samples = 0
     for item in merged_items(evidence.ranks):
         if isinstance(item, MergedStep):
             numbers[item.sequence] = item.step
@@ -96,6 +100,8 @@ def good_run(evidence: Evidence) -> GoodRun:
         table = item.families.get(GRADIENTS.name)
         if table is None or not table.complete or item.sequence not in numbers:
             continue
+        samples += 1
+        first |= set(table.names) if samples <= FIRST_SAMPLES else set()
         for view in table.views(step_judged=True, step=numbers[item.sequence]):
             own = view.values.get("elements", 0.0) if view.judged else 0.0
             layers[view.name] = max(own, layers.get(view.name, 0.0))
@@ -108,6 +114,7 @@ def good_run(evidence: Evidence) -> GoodRun:
         facts=known_facts(evidence.facts),
         quantities=quantities,
         layers=layers,
+        first_layers=first,
         layer_norms=norms,
     )
 
@@ -116,7 +123,7 @@ def baseline_of(runs: Sequence[GoodRun]) -> Baseline:
     """Return the baseline of one or more good runs. Raises CompareError if they hold nothing."""
     if not any(run.layers or any(run.quantities.values()) for run in runs):
         raise CompareError("no step of these runs was measured: there is nothing to compare with")
-    everywhere = set(runs[0].layers).intersection(*(run.layers for run in runs[1:]))
+    everywhere = runs[0].first_layers.intersection(*(run.first_layers for run in runs[1:]))
     anywhere = {name for run in runs for name in run.layers}
     bands = {
         name: tuple(

@@ -16,10 +16,12 @@ from math import nan
 from pathlib import Path
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 
 from mp_agent.node.conditions.tracker import ConditionTracker
 from mp_agent.node.run.run import Run
+from mp_agent.records.baseline import Baseline
 from mp_agent.records.columns import (
     FAMILIES,
     LOGPROBS,
@@ -63,7 +65,8 @@ class Script:
 
     shards: into how many the gradients are split, each held by the ranks that remain. steps: how
     many all ranks complete. first_step: the trainer's own step of the first one. families: what is
-    measured. judged: whether the node agents judge conditions. after: what happens then.
+    measured. judged: whether the node agents judge conditions. baseline: of good runs. after: what
+    happens then.
     """
 
     name: str
@@ -77,6 +80,7 @@ class Script:
     judged: bool = True
     facts: Mapping[str, str] = field(default_factory=dict)
     findings: ScriptFindings | None = None
+    baseline: Baseline | None = None
     after: Callable[["Player"], None] = lambda player: None
 
 
@@ -123,7 +127,10 @@ class Player:
         self.script = script
         self._clock = clock
         self._alive = alive
-        settings = Settings(dir=directory, log_dir=directory / "log")
+        path = directory / f"{script.name}.baseline.json" if script.baseline else None
+        if path is not None:
+            path.write_bytes(msgspec.json.encode(script.baseline))
+        settings = Settings(dir=directory, log_dir=directory / "log", baseline=path)
         self.run_dirs = [
             locations.run_directory(directory / f"node-{node}", script.name)
             for node in range(script.nodes)

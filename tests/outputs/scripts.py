@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mp_agent.node.run.views import ServiceCounts
 from mp_agent.node.series.snapshot_builder import RunExport
+from mp_agent.records.baseline import Baseline
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.steps import EndReason, Phase
 from mp_agent.records.views import ExportAccount, ScriptFindings, TrackerLink, TransportView
@@ -116,6 +117,12 @@ SCRIPTS = (
         changes=_trouble,
         first_step=1001,
         facts={"precision": "bf16", "scaler": "none", "strategy": "ddp"},
+        baseline=Baseline(
+            runs=("good",),
+            world_sizes=(2,),
+            layers=dict.fromkeys(LAYERS[1:], 0.0),
+            facts={"precision": ("fp16",)},
+        ),
         after=_lose_a_rank,
     ),
     Script(

@@ -25,8 +25,10 @@ from mp_agent.records.merged import MergedStep
 
 _OUTSIDE_RUNNING = 2
 """Windows, or samples of a layer, that lie outside on one side before a run counts as unlike."""
-_CENSUS_SAMPLES = 3
-"""Samples in a row that lack a layer, or have one more: an optimizer may only begin later."""
+FIRST_SAMPLES = 3
+"""Within which a layer is sampled that is trained from the beginning: optimizers may take turns.
+As many have to show a layer that no good run trained."""
+_DEPARTURES_AT_MOST = 100
 _FACT_STEPS = 2 * WINDOWS_STEPS[0]
 _WHOLE = 0.75
 """Share of the steps of a window from which on its median counts."""
@@ -55,9 +57,11 @@ class BaselineTracker(Tracker):
     """Of the present window, with their steps, by the number of its steps and quantity."""
     outside: dict[str, _Outside] = field(default_factory=dict)
     """By quantity, or quantity and layer."""
+    samples: int = 0
+    absent: dict[str, int] = field(default_factory=dict)
+    """Layers that no sample has had, with the step of the first sample."""
     departures: list[Departure] = field(default_factory=list)
-    known: list[str] = field(default_factory=list)
-    """What `departures` has: each quantity once."""
+    """Each quantity, and each of a layer, once."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Account for a closed step."""
@@ -140,26 +144,29 @@ class BaselineTracker(Tracker):
         state.count += 1
         if state.count == _OUTSIDE_RUNNING:
             expected = f"{low:.4g} to {high:.4g}"
-            self._note(what, quantity, state.step, f"{state.value:.4g}", expected, layer)
+            self._note(quantity, state.step, f"{state.value:.4g}", expected, layer)
 
     def _compare_census(self, sample: LayerObservation, baseline: Baseline) -> None:
         names = set(sample.layers.names)
         if names.isdisjoint(baseline.layers):
             return  # another wrapper, which has names of its own
-        for layer in (name for name in baseline.layers if name not in names):
-            self._count_census(layer, sample.step, "not trained", "trained")
+        self.samples += 1
+        if self.samples == 1:
+            self.absent = dict.fromkeys(set(baseline.layers) - names, sample.step)
+        self.absent = {name: step for name, step in self.absent.items() if name not in names}
+        if self.samples == FIRST_SAMPLES:
+            for layer, step in sorted(self.absent.items()):
+                self._note(PARAMETER, step, "not trained", "trained", layer)
         for layer in names.difference(baseline.layers, baseline.other_layers):
-            self._count_census(layer, sample.step, "trained", "not trained")
-        differing = names.symmetric_difference(baseline.layers)
-        for name in [one for one in self.outside if one.startswith(f"{PARAMETER} ")]:
-            if name.removeprefix(f"{PARAMETER} ") not in differing:
-                del self.outside[name]
+            state = self.outside.setdefault(f"{PARAMETER} {layer}", _Outside(step=sample.step))
+            state.count += 1
+            if state.count == FIRST_SAMPLES:
+                self._note(PARAMETER, state.step, "trained", "not trained", layer)
         for view in sample.views:
             known = baseline.layers.get(view.name)
             own = view.values.get("elements", 0.0)
             if known and own and view.judged and not self._same_elements(own, known, baseline):
-                name = f"{ELEMENTS} {view.name}"
-                self._note(name, ELEMENTS, sample.step, f"{own:.0f}", f"{known:.0f}", view.name)
+                self._note(ELEMENTS, sample.step, f"{own:.0f}", f"{known:.0f}", view.name)
 
     def _same_elements(self, own: float, known: float, baseline: Baseline) -> bool:
         """Return whether a layer has as many elements, or each rank as many of its own."""
@@ -167,18 +174,9 @@ class BaselineTracker(Tracker):
             own * size == known * self.world_size for size in baseline.world_sizes
         )
 
-    def _count_census(self, layer: str, step: int, value: str, expected: str) -> None:
-        name = f"{PARAMETER} {layer}"
-        state = self.outside.setdefault(name, _Outside(step=step))
-        state.count += 1
-        if state.count == _CENSUS_SAMPLES:
-            self._note(name, PARAMETER, state.step, value, expected, layer)
-
-    def _note(
-        self, name: str, quantity: str, step: int, value: str, expected: str, layer: str
-    ) -> None:
-        if name not in self.known:
-            self.known.append(name)
+    def _note(self, quantity: str, step: int, value: str, expected: str, layer: str = "") -> None:
+        noted = any((one.quantity, one.layer) == (quantity, layer) for one in self.departures)
+        if not noted and len(self.departures) < _DEPARTURES_AT_MOST:
             self.departures.append(
                 Departure(quantity=quantity, step=step, value=value, expected=expected, layer=layer)
             )

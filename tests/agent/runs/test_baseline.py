@@ -1,6 +1,7 @@
 """A baseline of good trainings finds mistakes, and none in another seed, world or resumed run."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -9,8 +10,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from mp_agent.catalog.thresholds import resolve
 from mp_agent.cli import main
 from mp_agent.errors import BaselineError, CompareError
+from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
+from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.commands.flight import evidence_at
 from mp_agent.node.run.run import Run
 from mp_agent.records.baseline import Baseline, read_baseline
@@ -22,6 +26,8 @@ from mp_agent.runs.baseline import (
     good_run,
 )
 from mp_agent.settings import Settings
+from tests.agent.node.accounting.test_without_gradient import table as layers_of
+from tests.agent.node.builders import merged_step
 from tests.agent.runs.trainings import MISTAKES, STEPS, Training, train
 
 pytestmark = pytest.mark.slow
@@ -84,14 +90,10 @@ def test_a_mistake_is_found_live_and_in_the_record(mistake, baseline, tmp_path):
     step, text = EXPECTED[mistake]
     assert found.departures and found.departures[0].step <= step, found
     assert any(text in one for one in texts(found)), texts(found)
-    settings = Settings(dir=tmp_path, baseline=baseline)
-    assert CONDITION in live_conditions(run_dir, settings)
-    assert CONDITION not in live_conditions_without(run_dir, tmp_path)
-
-
-def live_conditions_without(run_dir: Path, tmp_path: Path) -> list[str]:
+    # Nothing else sees it.
+    assert live_conditions(run_dir, Settings(dir=tmp_path)) == []
     (run_dir / "ledger.json").unlink(missing_ok=True)
-    return live_conditions(run_dir, Settings(dir=tmp_path))
+    assert live_conditions(run_dir, Settings(dir=tmp_path, baseline=baseline)) == [CONDITION]
 
 
 HEALTHY = {
@@ -164,12 +166,34 @@ def test_formats_elements_and_limits_are_compared(good, baseline, tmp_path):
     assert any("learning_rate" in text for text in found), found
 
 
-def test_an_attempt_begins_anew(good, baseline, tmp_path):
-    """What an earlier attempt differed in is over; so is what it saw of the present window."""
-    from mp_agent.node.accounting.baseline import BaselineTracker
+def test_optimizers_that_take_turns_are_no_difference():
+    """Samples that lack what the other optimizer steps; a third one that begins late."""
 
-    tracker = BaselineTracker(steps=9, known=["loss"])
-    assert tracker.next_attempt() == BaselineTracker()
+    def departures(baseline: Baseline, *samples: Sequence[str]) -> list[str]:
+        account = Accumulator(
+            resolve({}),
+            progress=Progress(),
+            counters=CounterStore(),
+            window_seconds=120.0,
+            baseline=baseline,
+        )
+        for sequence, names in enumerate(samples, 1):
+            account.fold_step(merged_step(sequence, norm=1.0))
+            table = layers_of(dict.fromkeys(names, True))
+            account.fold_layers(sequence, table, step_judged=True)
+        return [departure_text(one) for one in account.departures({}) or ()]
+
+    known = Baseline(
+        runs=("a",), world_sizes=(1,), layers={"g": 4.0, "d": 4.0}, other_layers=("late",)
+    )
+    turns = (["g"], ["d"], ["g"], ["d"])
+    assert departures(known, *turns, ["g", "late"]) == []
+    lacking = "step 1: d: parameter not trained (good runs: trained)"
+    assert departures(known, ["g"], ["g"], ["g"]) == [lacking]
+    assert departures(known, ["g"], ["g"]) == []
+    more = "step 2: x: parameter trained (good runs: not trained)"
+    assert departures(known, ["g", "d"], ["g", "x"], ["d", "x"], ["d"], ["g", "x"]) == [more]
+    assert departures(known, ["other"], ["other"], ["other"]) == []
 
 
 GOOD = Baseline(runs=("a",), world_sizes=(1,), layers={"w": 1.0})
