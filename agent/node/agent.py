@@ -228,7 +228,9 @@ class NodeAgent:
         """Run one iteration of the loop."""
         if self._shutdown.deadline_seconds is None:
             self._registry.add_new()
+        begun_seconds = time.thread_time()
         self._registry.poll(now_seconds)
+        self._push_service.own_seconds += time.thread_time() - begun_seconds
         # After the first poll of the rings, so that the first scrape sees the runs.
         await self._port_opener.open(
             now_seconds,

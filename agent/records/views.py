@@ -253,6 +253,10 @@ class TransportView:
     push_failures: int = 0
     pushed_bytes: int = 0
     reports_dropped: int = 0
+    pushes_put_off: int = 0
+    """Pushes that the root asked to be sent later."""
+    push_interval_seconds: float | None = None
+    """At the root, the longest that any node may follow; None of a run on one node."""
     last_push_unix_seconds: float | None = None
     """When the root agent last accepted a report; None at the root, and before the first."""
     received_bytes: int = 0

@@ -248,7 +248,17 @@ class Settings(BaseSettings):
         "and the agent's own names need no entry.",
     )
     push_interval_seconds: float = Field(
-        5.0, gt=0, description="Time between two pushes of a node's merged rows to the root."
+        5.0,
+        gt=0,
+        description="Shortest time between two pushes of a node's merged rows to the root, which "
+        "lengthens it, to 30 s at most, where it would take more than `root_core_share`.",
+    )
+    root_core_share: float = Field(
+        0.25,
+        gt=0,
+        le=1,
+        description="Share of one processor core that the root agent may take; the nodes push "
+        "less often where it would be more.",
     )
     sd_dir: AbsolutePath | None = Field(
         None, description="Shared directory into which file_sd targets are written; empty: none."

@@ -200,6 +200,13 @@ class SimulatedNode:
     def next_report(self) -> NodeReport | None:
         return self.member.next_report()
 
+    @property
+    def longest_pace_seconds(self) -> float:
+        return self.member.longest_pace_seconds
+
+    def follow_pace(self, pace_seconds: float) -> None:
+        self.member.follow_pace(pace_seconds)
+
     def receive(self, report: NodeReport) -> Receipt:
         return self.member.receive(report)
 

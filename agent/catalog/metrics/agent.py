@@ -140,6 +140,20 @@ TRANSPORT_METRICS = (
         "accept them.",
         read=lambda agent: float(agent.transport.reports_dropped),
     ),
+    agent_gauge(
+        "mp_agent.push.interval",
+        "s",
+        help="Time between two pushes of rows to the root agent, as the root has set it; at the "
+        "root, the longest that a node may follow. Absent at the root of a run on one node.",
+        read=lambda agent: agent.transport.push_interval_seconds,
+    ),
+    agent_counter(
+        "mp_agent.push.put_off",
+        "{push}",
+        help="Pushes that the root agent asked to be sent later because many nodes pushed at "
+        "once; rows are kept meanwhile.",
+        read=lambda agent: float(agent.transport.pushes_put_off),
+    ),
     agent_counter(
         "mp_agent.rows.received",
         "By",

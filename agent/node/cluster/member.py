@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import inf
 
 from mp_agent.node.cluster.reports import ReportBuilder, ReportTimes, report_header
 from mp_agent.node.cluster.root import MergedTable, RootMerger, refusal
@@ -53,6 +54,7 @@ class ClusterMember:
         self._reduced: list[GlobalStatistics] = []
         """What rank 0 has written of the ranks' reductions since the last merge."""
         self._end = EndReason.RUNNING
+        self._pace_seconds = settings.push_interval_seconds
         self._now_seconds = 0.0
         # Two reports per push interval, so that a push that is a little early is not empty.
         self._times = ReportTimes(settings.push_interval_seconds / 2)
@@ -155,6 +157,17 @@ class ClusterMember:
             behind = self._root.nodes.furthest_behind(self._now_seconds)
         return behind.phase_name if behind else Phase.ENDED.name.lower()
 
+    @property
+    def longest_pace_seconds(self) -> float:
+        """Longest time between pushes for which the root can keep the steps open."""
+        return inf if self._root is None else self._root.longest_pace_seconds
+
+    def follow_pace(self, pace_seconds: float) -> None:
+        """At the root, wait for rows of nodes that push this often."""
+        self._pace_seconds = pace_seconds
+        if self._root is not None:
+            self._root.wait(*self._waits_seconds())
+
     def collect(self, now_seconds: float, *, final: bool = False) -> Iterator[LocalStep]:
         """Read the rings; queue this node's new rows for the root and yield its steps.
 
@@ -255,17 +268,26 @@ class ClusterMember:
             more = self._reports.waiting
 
     def _make_root(self) -> RootMerger:
-        settings, identity = self._settings, self.attempt.identity
-        pushes_seconds = 2 * settings.push_interval_seconds
-        alone = len(self.attempt.expected_ranks) >= identity.world_size
+        deadline_seconds, grace_seconds = self._waits_seconds()
         return RootMerger(
-            identity.world_size,
-            deadline_seconds=settings.merge_deadline_seconds + (0 if alone else pushes_seconds),
-            grace_seconds=pushes_seconds,
+            self.attempt.identity.world_size,
+            deadline_seconds=deadline_seconds,
+            grace_seconds=grace_seconds,
             closed_sequence=self._base[0],
             closed_layers_sequence=self._base[1],
             assumed=self._assumed,
             retired_sessions=self._retired_sessions,
+        )
+
+    def _waits_seconds(self) -> tuple[float, float]:
+        """Return the root's deadline for a step, and for nodes that have not reported at the end.
+
+        Rows of other nodes are awaited for two pushes more than the root's own.
+        """
+        pushes_seconds = 2 * self._pace_seconds
+        alone = len(self.attempt.expected_ranks) >= self.attempt.identity.world_size
+        return self._settings.merge_deadline_seconds + (0 if alone else pushes_seconds), (
+            pushes_seconds
         )
 
     def _report(self) -> NodeReport:

@@ -49,8 +49,8 @@ class NodeRegistry:
     """Tracks nodes by their reports; one that is silent for too long counts as gone."""
 
     def __init__(self, world_size: int, silence_seconds: float) -> None:
+        self.silence_seconds = silence_seconds
         self._world_size = world_size
-        self._silence_seconds = silence_seconds
         self._nodes: dict[int, Node] = {}
         self._own: Node | None = None
         self._homes: dict[int, int] = {}
@@ -211,7 +211,7 @@ class NodeRegistry:
 
     def silent(self, node: Node, now_seconds: float) -> bool:
         """Return whether a node has not reported for too long."""
-        return not node.own and now_seconds - node.last_report_seconds >= self._silence_seconds
+        return not node.own and now_seconds - node.last_report_seconds >= self.silence_seconds
 
     def _end_of(self, node: Node, now_seconds: float) -> EndReason:
         if not self.silent(node, now_seconds):

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from msgspec.structs import replace
 
@@ -29,6 +30,9 @@ meanwhile, so that a slow start loses nothing."""
 _OPEN_RANKS_MAX = 2**22
 """Bound on ranks times open steps, and thereby on memory."""
 _OPEN_STEPS_MIN = 64
+_OPEN_STEPS_SPARE = 3
+"""Of the steps that may be open, a push interval takes at most one in so many."""
+_TEMPO_SECONDS = 10.0
 _REDUCTION = -2
 """Placeholder for what the ranks themselves reduce, where a step is awaited."""
 
@@ -93,6 +97,21 @@ class RootMerger:
         self._expected_shares: tuple[tuple[set[NodeShare], int], ExpectedShares] | None = None
         self._begun_seconds: float | None = None
         self._own_ended_seconds: float | None = None
+        self._tempo: tuple[float, int] | None = None
+        """When the root's own ranks had made which step, some time ago."""
+        self._step_seconds = inf
+        """Of the fastest steps so far."""
+
+    @property
+    def longest_pace_seconds(self) -> float:
+        """Longest time between a node's pushes in which the open steps do not become too many."""
+        return self._step_seconds * self.steps.pending_at_most / _OPEN_STEPS_SPARE
+
+    def wait(self, deadline_seconds: float, grace_seconds: float) -> None:
+        """Wait so long from now on, as in the constructor; also for what is open already."""
+        self.steps.deadline_seconds = self.tables.deadline_seconds = deadline_seconds
+        self.nodes.silence_seconds = deadline_seconds
+        self._grace_seconds = grace_seconds
 
     def receive(
         self,
@@ -128,6 +147,7 @@ class RootMerger:
         self._add_tables(node, report, now_seconds)
         if own:
             self.nodes.note_made(node.position, now_seconds)
+            self._note_tempo(node.position, now_seconds)
         return self._receipt(node, accepted=True)
 
     def note_reduced(self, found: GlobalStatistics, now_seconds: float) -> None:
@@ -177,6 +197,13 @@ class RootMerger:
             self._own_ended_seconds = now_seconds
         waited_seconds = now_seconds - self._own_ended_seconds
         return reason if waited_seconds >= self._grace_seconds else EndReason.RUNNING
+
+    def _note_tempo(self, position: int, now_seconds: float) -> None:
+        since = self._tempo = self._tempo or (now_seconds, position)
+        elapsed_seconds, made = now_seconds - since[0], position - since[1]
+        if made > 0 and elapsed_seconds >= _TEMPO_SECONDS:
+            self._step_seconds = min(elapsed_seconds / made, self._step_seconds)
+            self._tempo = (now_seconds, position)
 
     def _awaits_unreported(self, now_seconds: float) -> bool:
         """Return whether overdue steps stay open for nodes that never reported.

@@ -217,6 +217,15 @@ class Run:
         """Whether to report at once: trouble began since the last report."""
         return self._state.member.urgent
 
+    @property
+    def longest_pace_seconds(self) -> float:
+        """Longest time between pushes for which the root can keep the run's steps open."""
+        return self._state.member.longest_pace_seconds
+
+    def follow_pace(self, pace_seconds: float) -> None:
+        """At the root, wait for rows of nodes that push this often."""
+        self._state.follow_pace(pace_seconds)
+
     def poll(self, now_seconds: float) -> None:
         """Read what is new in the rings, merge it, account for it and judge it."""
         self._now_seconds = now_seconds

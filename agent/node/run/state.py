@@ -232,6 +232,7 @@ class RunState:
         """Whether an earlier node agent has watched the run."""
         self.uncommitted = False
         """Whether the ledger is out of date."""
+        self._pace_seconds = settings.push_interval_seconds
         self._refusal = ""
         """Why the last write of the ledger failed."""
         self._ended = ledger.agent
@@ -261,6 +262,20 @@ class RunState:
             + self._lost,
             series_dropped=ended.series_dropped,
         )
+
+    def follow_pace(self, pace_seconds: float) -> None:
+        """Wait for rows of nodes that push this often."""
+        self._pace_seconds = pace_seconds
+        self.member.follow_pace(pace_seconds)
+
+    def standing_seconds(self, now_seconds: float) -> float | None:
+        """Return the time since the last progress, less what rows may take since pushes are slow.
+
+        None before the first update.
+        """
+        found = self.standstill.seconds(now_seconds)
+        slower_seconds = self._pace_seconds - self._settings.push_interval_seconds
+        return None if found is None else max(found - slower_seconds, 0.0)
 
     def count_dropped_series(self, series: int) -> None:
         """Count series that `max_series` left out of an export."""
@@ -299,6 +314,7 @@ class RunState:
             retired_sessions=before.sessions,
         )
         self.member.url = before.url
+        self.member.follow_pace(self._pace_seconds)
         self.departed_ranks.begin_attempt()
         self.uncommitted = True
 

@@ -72,7 +72,7 @@ def run_export(
             script=state.script_findings,
             trackers=services.trackers,
             pages_url=member.url,
-            standing_seconds=state.standstill.seconds(now_seconds),
+            standing_seconds=state.standing_seconds(now_seconds),
             longest_pause_seconds=state.standstill.longest_pause_seconds(now_seconds),
             longest_phase_seconds=state.standstill.longest_phase_seconds(now_seconds),
         )

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from mp_agent.errors import ReportError
+from mp_agent.node.transport.pace import LONGEST_SECONDS as LONGEST_PACE_SECONDS
 from mp_agent.records.reports import (
     REPORT_BYTES_MAX,
     KnownNode,
@@ -31,8 +32,13 @@ RETIRE_PATH = "/api/v1/retire"
 """Request to a root: another agent has become the root."""
 MOVE_PATH = "/api/v1/root"
 """Request of a root: its URL has changed."""
+URGENT = "urgent"
+"""In the query of a push: trouble began on the node."""
 PATHS = frozenset({ROWS_PATH, RETIRE_PATH, MOVE_PATH})
 """Requests to these carry the run's token."""
+PACE_HEADER = "Mp-Agent-Push-Seconds"
+"""Of an answer: the time until the node's next push. The answer of an older release has none, and
+an older release does not look for it."""
 CONTENT_TYPE = "application/vnd.mp-agent.report+zlib"
 """Not a Content-Encoding: an HTTP library would decompress that without a limit."""
 
@@ -98,6 +104,8 @@ TIMEOUT_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 _ANSWER_BYTES_MAX = 1 << 16
 _REASON_CHARACTERS_MAX = 200
+_PACE_SECONDS_MAX = 3600.0
+"""Beyond this, what a root says cannot be meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,13 @@ class Reply:
     body: bytes = b""
     reason: str = ""
     retry_after_seconds: float = 0.0
+    pace_seconds: float = 0.0
+    """Time between two pushes that the root asks for; 0: none."""
+
+    @property
+    def put_off(self) -> bool:
+        """Whether the other agent is well, and asks to come again later."""
+        return self.status == 503 and self.retry_after_seconds > 0.0
 
     @property
     def ok(self) -> bool:
@@ -153,7 +168,13 @@ class PushClient:
             ) as response:
                 answer = await _at_most(response.content, _ANSWER_BYTES_MAX)
                 reason = "" if response.status == 200 else _legible(answer)
-                return Reply(response.status, answer, reason, _retry_after_seconds(response))
+                return Reply(
+                    response.status,
+                    answer,
+                    reason,
+                    _retry_after_seconds(response),
+                    _pace_seconds(response),
+                )
         except TimeoutError:
             return Reply(0, reason=f"no answer within {self._timeout_seconds:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -165,7 +186,10 @@ class PushClient:
                 total=self._timeout_seconds, sock_connect=_CONNECT_SECONDS
             )
             # Ignore proxies of the environment: they may not reach the job's own network.
-            connector = aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls)
+            connector = aiohttp.TCPConnector(
+                ssl=True if self._tls is None else self._tls,
+                keepalive_timeout=2 * LONGEST_PACE_SECONDS,
+            )
             self._session = aiohttp.ClientSession(
                 connector=connector, timeout=limits, trust_env=False
             )
@@ -195,6 +219,14 @@ def _legible(answer: bytes) -> str:
 def _retry_after_seconds(response: aiohttp.ClientResponse) -> float:
     text = response.headers.get("Retry-After", "")
     return min(float(text), 60.0) if text.isdigit() else 0.0
+
+
+def _pace_seconds(response: aiohttp.ClientResponse) -> float:
+    try:
+        pace_seconds = float(response.headers.get(PACE_HEADER, ""))
+    except ValueError:
+        return 0.0
+    return pace_seconds if 0.0 < pace_seconds <= _PACE_SECONDS_MAX else 0.0
 
 
 class ReportSource(Protocol):
@@ -315,6 +347,13 @@ class RunOnNode(ReportSource, Protocol):
     @property
     def urgent(self) -> bool:
         """Whether a report is due at once."""
+
+    @property
+    def longest_pace_seconds(self) -> float:
+        """Longest time between pushes for which the root can keep the run's steps open."""
+
+    def follow_pace(self, pace_seconds: float) -> None:
+        """At the root, wait for rows of nodes that push this often."""
 
     def receive(self, report: NodeReport) -> Receipt:
         """Merge another node's report."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from mp_agent.errors import ReportError
 from mp_agent.node.transport.client import (
     LONGEST_SECONDS,
+    URGENT,
     Backoff,
     PendingReport,
     PushClient,
@@ -36,7 +37,9 @@ class Pusher:
     def __init__(self, run: RunOnNode, client: PushClient, interval_seconds: float) -> None:
         self._run = run
         self._client = client
-        self._interval_seconds = interval_seconds
+        self._shortest_seconds = interval_seconds
+        self.interval_seconds = interval_seconds
+        """Time between two pushes: what the root asks for, or the setting if it does not."""
         self._pending_report = PendingReport(run)
         # The root waits two intervals longer for pushed rows than for its own.
         self._backoff = Backoff(longest_seconds=min(2 * interval_seconds, LONGEST_SECONDS))
@@ -44,7 +47,9 @@ class Pusher:
         self._task: asyncio.Task[None] | None = None
         self._due_seconds = 0.0
         self._pushed_seconds = -_HURRY_SECONDS
-        self._failing = False
+        self._failing = self._put_off = False
+        self._hurried = False
+        """Whether the report that is due, or under way, tells of trouble."""
         self._fresh = True
         """Whether no report of this attempt has reached this root yet."""
         self._logged: set[str] = set()
@@ -57,12 +62,17 @@ class Pusher:
     @property
     def counts(self) -> TransportView:
         """Counts of what was sent."""
-        return replace(self._counts, reports_dropped=self._pending_report.reports_dropped)
+        return replace(
+            self._counts,
+            reports_dropped=self._pending_report.reports_dropped,
+            push_interval_seconds=self.interval_seconds,
+        )
 
     def begin(self) -> None:
         """Push soon: the attempt or its root has changed."""
         self._due_seconds = 0.0
-        self._failing = self.final_accepted = False
+        self._failing = self._put_off = self.final_accepted = False
+        self.interval_seconds = self._shortest_seconds
         self._fresh = True
         self._backoff.reset()
         self._logged.clear()
@@ -73,7 +83,9 @@ class Pusher:
         ended = self._ended()
         self.final_accepted = self.final_accepted and ended
         hurried = self._run.urgent and now_seconds >= self._pushed_seconds + _HURRY_SECONDS
-        at_once = (hurried or (ended and not self.final_accepted)) and not self._failing
+        waits = self._failing or self._put_off
+        at_once = (hurried or (ended and not self.final_accepted)) and not waits
+        self._hurried |= hurried
         if not self.busy and (at_once or now_seconds >= self._due_seconds):
             self._pushed_seconds = now_seconds
             self._task = asyncio.get_running_loop().create_task(self._push_all())
@@ -108,13 +120,14 @@ class Pusher:
                 await self._postpone(reply)
                 return
             self._settle(receipt, len(body))
+            self.interval_seconds = max(reply.pace_seconds, self._shortest_seconds)
             refusals = 0 if receipt.accepted else refusals + 1
             if refusals >= _REFUSALS_IN_A_ROW:
                 break
         # All agents of a run start in the same second; spread their pushes.
         shortest = 0.0 if self._fresh else 1 - _JITTER
         self._fresh = False
-        pause_seconds = self._interval_seconds * random.uniform(shortest, 1)
+        pause_seconds = self.interval_seconds * random.uniform(shortest, 1)
         self._due_seconds = time.monotonic() + pause_seconds
 
     def _query(self, root: RootAddress) -> Mapping[str, str]:
@@ -122,6 +135,7 @@ class Pusher:
             "run": self._run.name,
             "node": str(self._run.identity.node_rank),
             "attempt": str(root.created_unix_ns),
+            **({URGENT: "1"} if self._hurried else {}),
         }
 
     def _settle(self, receipt: Receipt, size: int) -> None:
@@ -134,11 +148,16 @@ class Pusher:
         )
         if self._failing:
             log.info("run %s: the root agent at %s answers", self._run.name, self._root.url)
-        self._failing = False
+        self._failing = self._put_off = self._hurried = False
         self._backoff.reset()
         self._logged.clear()
 
     async def _postpone(self, reply: Reply) -> None:
+        if reply.put_off:
+            self._put_off = True
+            self._counts = replace(self._counts, pushes_put_off=self._counts.pushes_put_off + 1)
+            self._due_seconds = time.monotonic() + reply.retry_after_seconds
+            return
         if reply.status == 413:
             await self._pending_report.too_large()
         elif reply.status == 400:

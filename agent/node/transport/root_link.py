@@ -161,6 +161,7 @@ class RootLink:
         self._endpoint: Endpoint | None = None
         self._own_address = OwnAddress(settings, environ)
         self._received = TransportView()
+        self._pace_seconds: float | None = None
         self._logged_advice: set[str] = set()
 
     @property
@@ -187,6 +188,7 @@ class RootLink:
             received_bytes=self._received.received_bytes,
             requests_refused=self._received.requests_refused,
             nodes_known=self._nodes_known(),
+            push_interval_seconds=self._push_interval_seconds(),
         )
 
     @property
@@ -220,6 +222,11 @@ class RootLink:
             received_bytes=self._received.received_bytes + size,
             requests_refused=self._received.requests_refused + refused,
         )
+
+    def follow_pace(self, pace_seconds: float) -> None:
+        """At the root, wait for rows of nodes that push this often."""
+        self._pace_seconds = pace_seconds
+        self.run.follow_pace(pace_seconds)
 
     def retire(self, attempt_unix_ns: int) -> bool:
         """Give up the root role if the request is for this attempt; return whether it is."""
@@ -291,6 +298,9 @@ class RootLink:
         if not self.collects:
             return None
         return len(self.run.nodes) if self._has_other_nodes() else 1
+
+    def _push_interval_seconds(self) -> float | None:
+        return self._pace_seconds if self.run.is_root else self.pusher.interval_seconds
 
     def _tokens(self) -> list[str]:
         note = self._note_file.present

@@ -16,13 +16,16 @@ from mp_agent.node.tls import client_tls
 from mp_agent.node.transport.client import (
     BODY_BYTES_MAX,
     MOVE_PATH,
+    PACE_HEADER,
     RETIRE_PATH,
     ROWS_PATH,
+    URGENT,
     PushClient,
     ReportTooLarge,
     RunOnNode,
     unpack,
 )
+from mp_agent.node.transport.pace import Load, Pace
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.records.reports import encode_receipt
 from mp_agent.ring.run_files import is_base_url
@@ -74,17 +77,24 @@ _BEARER = "Bearer "
 
 
 class _Refusal(Exception):
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, status: int, reason: str, *, retry_after_seconds: int = 0) -> None:
         super().__init__(reason)
         self.status = status
+        self.retry_after_seconds = retry_after_seconds
 
 
 class ReportHandlers:
     """Checks each request in this order: sender, root and attempt, size and rate."""
 
-    def __init__(self, link: Callable[[str], RootLink | None]) -> None:
-        """link: returns a run's link by the run's name."""
+    def __init__(self, link: Callable[[str], RootLink | None], pace: Pace | None = None) -> None:
+        """link: returns a run's link by the run's name.
+
+        pace: that of the nodes; None: each has its own.
+        """
+        self.requests = 0
+        """Pushes that were read, and answered."""
         self._link = link
+        self._pace = pace
         self._rate = RateLimit()
         self._room = asyncio.Semaphore(_BODIES_AT_ONCE)
         self._failures: set[str] = set()
@@ -112,7 +122,7 @@ class ReportHandlers:
                 size = len(body)
                 answer = await self._receive(link, body)
         except _Refusal as refusal:
-            if link is not None:
+            if link is not None and refusal.status != 503:
                 link.count_request(size, refused=True)
             return _refused(refusal)
         except TimeoutError:
@@ -120,7 +130,13 @@ class ReportHandlers:
         except ConnectionError:
             return _refused(_Refusal(400, "the sender has gone"))
         link.count_request(size, refused=False)
-        return web.Response(body=answer, content_type="application/octet-stream")
+        self.requests += 1
+        return web.Response(
+            body=answer, content_type="application/octet-stream", headers=self._pace_headers()
+        )
+
+    def _pace_headers(self) -> dict[str, str]:
+        return {} if self._pace is None else {PACE_HEADER: f"{self._pace.asked_seconds:.3f}"}
 
     async def _retire(self, request: web.Request) -> web.Response:
         try:
@@ -156,7 +172,12 @@ class ReportHandlers:
         if sender[1] >= link.run.identity.world_size:
             raise _Refusal(400, f"node {sender[1]} is none of the run")
         if not self._rate.admits(sender, time.monotonic()):
-            raise _Refusal(429, "too many requests of this node")
+            raise _Refusal(429, "too many requests of this node", retry_after_seconds=1)
+        put_off = 0 if self._pace is None else self._pace.put_off_seconds(
+            time.monotonic(), urgent=URGENT in request.query
+        )
+        if put_off:
+            raise _Refusal(503, "many nodes push at once", retry_after_seconds=put_off)
 
     async def _receive(self, link: RootLink, body: bytes) -> bytes:
         try:
@@ -214,7 +235,8 @@ def _integer(query: Mapping[str, str], name: str) -> int:
 
 
 def _refused(refusal: _Refusal) -> web.Response:
-    headers = {"Retry-After": "1"} if refusal.status == 429 else {}
+    retry = refusal.retry_after_seconds
+    headers = {"Retry-After": f"{retry}"} if retry else {}
     if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return web.Response(status=refusal.status, text=f"{refusal}\n", headers=headers)
@@ -235,7 +257,10 @@ class PushService:
         self._endpoint = endpoint
         self._client = PushClient(_tls(settings))
         self._links: dict[Path, RootLink] = {}
-        self._handlers = ReportHandlers(self._link_by_name)
+        self._pace = Pace(settings.push_interval_seconds, settings.root_core_share)
+        self._handlers = ReportHandlers(self._link_by_name, self._pace)
+        self.own_seconds = 0.0
+        """Processor time that this agent has spent on anything but requests."""
 
     def start(self) -> None:
         """Do nothing: there is no run yet."""
@@ -247,8 +272,19 @@ class PushService:
             link = self._links.pop(run_dir)
             self._handlers.forget(link.name)
             link.cancel()
+        self._set_pace(now_seconds)
         for run in runs.values():
             self.link(run).tick(now_seconds, self._endpoint())
+
+    def _set_pace(self, now_seconds: float) -> None:
+        roots = [link for link in self._links.values() if link.expects_reports]
+        if not roots:
+            return
+        load = Load(time.process_time(), self.own_seconds, self._handlers.requests)
+        limit_seconds = min(link.run.longest_pace_seconds for link in roots)
+        self._pace.tick(now_seconds, load, self.senders, limit_seconds=limit_seconds)
+        for link in roots:
+            link.follow_pace(self._pace.allowed_seconds(now_seconds))
 
     async def stop(self, deadline_seconds: float) -> None:
         """Push what is left, then close."""

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,11 @@ class StubRun:
         self.failure: Exception | None = None
         self.takes = True
         self.nodes: tuple[KnownNode, ...] = ()
+        self.longest_pace_seconds = inf
+        self.pace_seconds = 0.0
+
+    def follow_pace(self, pace_seconds: float) -> None:
+        self.pace_seconds = pace_seconds
 
     def next_report(self) -> NodeReport | None:
         return self.waiting.pop(0) if self.waiting else None

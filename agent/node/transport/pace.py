@@ -1,0 +1,110 @@
+"""How often the nodes push, which the root chooses by what that costs it, and bursts of pushes."""
+
+from dataclasses import dataclass, field
+from math import ceil, inf
+
+LONGEST_SECONDS = 30.0
+"""The longest pace that a root asks for. A connection that is idle for longer may be closed."""
+BURST_SECONDS = 2.0
+"""What comes at once is answered without delay if it takes the root no longer than this."""
+BURST_REQUESTS_MIN = 256
+
+_COST_AT_FIRST_SECONDS = 0.5e-3
+_WINDOW_SECONDS = 10.0
+_WINDOW_REQUESTS = 100
+_TOLERANCE = 0.1
+"""A pace that differs by less is not worth a change."""
+_OWN_SHARE_MAX = 0.5
+"""Of the root's share: whatever its own work takes, requests get the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What this process has done since it began."""
+
+    processor_seconds: float = 0.0
+    own_seconds: float = 0.0
+    """Of that, for its own rings and for merging: it depends on the steps, not on the pace."""
+    requests: int = 0
+    """Pushes of other nodes."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """The time between two pushes of a node, and for how long a longer one may still be followed.
+
+    Times are those of a monotonic clock.
+    """
+
+    shortest_seconds: float
+    core_share: float
+    """Of one core, that the root may take."""
+    asked_seconds: float = field(init=False)
+    """What receipts ask for."""
+    _cost_seconds: float = _COST_AT_FIRST_SECONDS
+    _own_share: float = 0.0
+    _mark: tuple[float, Load] | None = None
+    _longer: dict[float, float] = field(default_factory=dict)
+    """Paces that nodes may still follow, each with the time until which one may."""
+    _tokens: float = inf
+    _filled_seconds: float = 0.0
+    _last_return_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Start with the shortest."""
+        self.asked_seconds = self.shortest_seconds
+
+    def tick(
+        self, now_seconds: float, load: Load, senders: int, *, limit_seconds: float = inf
+    ) -> None:
+        """Choose the pace for so many nodes; limit_seconds: of what steps can be kept open."""
+        self._measure(now_seconds, load)
+        available = self.core_share - min(self._own_share, _OWN_SHARE_MAX * self.core_share)
+        wanted = min(senders * self._cost_seconds / available, LONGEST_SECONDS, limit_seconds)
+        wanted = max(wanted, self.shortest_seconds)
+        close = abs(wanted - self.asked_seconds) <= _TOLERANCE * self.asked_seconds
+        if close and self.asked_seconds <= max(limit_seconds, self.shortest_seconds):
+            return
+        # Nodes learn of it with their next push, and follow what they were told until then.
+        self._longer[self.asked_seconds] = now_seconds + self.asked_seconds
+        self.asked_seconds = wanted
+
+    def allowed_seconds(self, now_seconds: float) -> float:
+        """Return the longest pace that any node may follow by now."""
+        self._longer = {pace: end for pace, end in self._longer.items() if end > now_seconds}
+        return max(self.asked_seconds, *self._longer, 0.0)
+
+    def put_off_seconds(self, now_seconds: float, *, urgent: bool) -> int:
+        """Take a request in and return 0, or return in how many seconds it is to come again.
+
+        What exceeds a burst comes back one after the other, as fast as twice the root's share. Half
+        of a burst is for urgent requests alone.
+        """
+        per_second = 2 * self.core_share / self._cost_seconds
+        depth = max(BURST_SECONDS * per_second, BURST_REQUESTS_MIN)
+        gained = (now_seconds - self._filled_seconds) * per_second
+        self._tokens, self._filled_seconds = min(depth, self._tokens + gained), now_seconds
+        if self._tokens >= (1.0 if urgent else 1.0 + depth / 2):
+            self._tokens -= 1.0
+            return 0
+        after = max(self._last_return_seconds, now_seconds) + 1.0 / per_second
+        self._last_return_seconds = min(after, now_seconds + LONGEST_SECONDS)
+        seconds = ceil(self._last_return_seconds - now_seconds)
+        self._longer[self.asked_seconds + seconds] = now_seconds + seconds
+        return seconds
+
+    def _measure(self, now_seconds: float, load: Load) -> None:
+        if self._mark is None:
+            self._mark = (now_seconds, load)
+            return
+        since_seconds, before = self._mark
+        elapsed, requests = now_seconds - since_seconds, load.requests - before.requests
+        # A whole round, in which every node pushes once.
+        if elapsed < max(_WINDOW_SECONDS, self.asked_seconds):
+            return
+        self._mark = (now_seconds, load)
+        own = load.own_seconds - before.own_seconds
+        self._own_share = own / elapsed
+        if requests >= _WINDOW_REQUESTS:
+            cost = (load.processor_seconds - before.processor_seconds - own) / requests
+            self._cost_seconds = max((self._cost_seconds + cost) / 2, 1e-6)
