@@ -33,7 +33,7 @@ RETIRE_PATH = "/api/v1/retire"
 MOVE_PATH = "/api/v1/root"
 """Request of a root: its URL has changed."""
 URGENT = "urgent"
-"""In the query of a push: trouble began on the node."""
+"""In the query of a push: trouble began on the node, or the push was put off before."""
 PATHS = frozenset({ROWS_PATH, RETIRE_PATH, MOVE_PATH})
 """Requests to these carry the run's token."""
 PACE_HEADER = "Mp-Agent-Push-Seconds"

@@ -135,7 +135,7 @@ class Pusher:
             "run": self._run.name,
             "node": str(self._run.identity.node_rank),
             "attempt": str(root.created_unix_ns),
-            **({URGENT: "1"} if self._hurried else {}),
+            **({URGENT: "1"} if self._hurried or self._put_off else {}),
         }
 
     def _settle(self, receipt: Receipt, size: int) -> None:
