@@ -76,6 +76,11 @@ def is_troubled(step: NodeStep, families: Sequence[ColumnFamily]) -> bool:
 
 STEPS_KEPT = 2048
 TABLES_KEPT = 16
+WAITING_BYTES_MAX = 64 * 2**20
+"""Bound on the steps that wait for the root, and on the layer tables."""
+
+_NUMBER_BYTES = 32
+"""A number of a row, with the reference to it."""
 
 Row = TypeVar("Row", NodeStep, NodeLayers)
 
@@ -84,7 +89,8 @@ Row = TypeVar("Row", NodeStep, NodeLayers)
 class RowQueue(Generic[Row]):
     """Rows in ascending order that may have to be sent, or sent again.
 
-    Keeps at most `limit` rows; beyond that the oldest are lost.
+    Keeps at most `limit` rows and about `bytes_max`; beyond that the oldest are lost, but never the
+    newest.
     """
 
     limit: int
@@ -98,16 +104,22 @@ class RowQueue(Generic[Row]):
     """Whether there are rows that an earlier `pop` could have returned."""
     lost: int = 0
     """Rows that were evicted before they were sent."""
+    bytes_max: int = WAITING_BYTES_MAX
+    size_bytes: int = 0
+    """About what the rows take."""
     rows: dict[int, Row] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
         """Keep a row."""
         self.rows[row.sequence] = row
+        self.size_bytes += row_bytes(row)
         self.position = max(self.position, row.sequence)
-        if len(self.rows) > self.limit:
+        while len(self.rows) > 1 and (
+            len(self.rows) > self.limit or self.size_bytes > self.bytes_max
+        ):
             self.oldest = next(iter(self.rows))
             self.lost += self.oldest > self.popped
-            del self.rows[self.oldest]
+            self._drop(self.oldest)
 
     def pop(self, count: int) -> tuple[int, tuple[Row, ...], int]:
         """Return the next rows as (sequence before them, rows, sequence up to which they go)."""
@@ -132,13 +144,25 @@ class RowQueue(Generic[Row]):
     def settle(self, position: int) -> None:
         """Drop rows that will not be needed again."""
         for sequence in [sequence for sequence in self.rows if sequence <= position]:
-            del self.rows[sequence]
+            self._drop(sequence)
         self.oldest = max(self.oldest, min(position, self.popped))
 
     @property
     def waiting(self) -> bool:
         """Whether `pop` would return rows or progress."""
         return self.position > self.popped
+
+    def _drop(self, sequence: int) -> None:
+        self.size_bytes -= row_bytes(self.rows.pop(sequence))
+
+
+def row_bytes(row: NodeStep | NodeLayers) -> int:
+    """Return about how much memory a row takes."""
+    if isinstance(row, NodeLayers):
+        return sum(len(block.values) + _NUMBER_BYTES * len(block.ranks) for block in row.blocks)
+    numbers = 3 * len(row.values) + 2 * len(row.ranks)
+    numbers += sum(len(own.columns) + len(own.ranks) + len(own.digests) for own in row.rows)
+    return _NUMBER_BYTES * numbers
 
 
 class ReportBuilder:

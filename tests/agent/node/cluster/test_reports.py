@@ -5,10 +5,18 @@ from dataclasses import replace
 import pytest
 
 from mp_agent.node.cluster import reports as reporter_module
-from mp_agent.node.cluster.reports import RowQueue, is_troubled
+from mp_agent.node.cluster.reports import RowQueue, is_troubled, row_bytes
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records.columns import GRADIENTS, step_columns
-from mp_agent.records.reports import NodeRow, NodeStep, Receipt, decode_report, encode_report
+from mp_agent.records.reports import (
+    LayerBlock,
+    NodeLayers,
+    NodeRow,
+    NodeStep,
+    Receipt,
+    decode_report,
+    encode_report,
+)
 from tests.agent.node.builders import guarded_step
 from tests.agent.node.cluster.test_root import ddp_step
 from tests.agent.node.fleet import SimNode
@@ -90,6 +98,33 @@ def test_the_oldest_rows_are_lost_first_and_counted_if_never_delivered():
     box.add(row(5))
     assert box.lost == 2, "the root may have had it"
     assert box.oldest == 3
+
+
+def test_rows_that_wait_are_bounded_in_bytes_and_what_had_to_go_is_counted():
+    size = row_bytes(row(1))
+    box: RowQueue[NodeStep] = RowQueue(100, 0, 0, 0, bytes_max=3 * size)
+    for sequence in range(1, 6):
+        box.add(row(sequence))
+    assert (list(box.rows), box.lost, box.oldest) == ([3, 4, 5], 2, 2)
+    assert box.size_bytes == 3 * size
+    box.pop(10)
+    box.settle(5)
+    assert box.size_bytes == 0
+
+    narrow: RowQueue[NodeStep] = RowQueue(100, 0, 0, 0, bytes_max=size - 1)
+    narrow.add(row(1))
+    narrow.add(row(2))
+    assert (list(narrow.rows), narrow.lost) == ([2], 1), "the newest is kept, however large"
+
+
+@pytest.mark.parametrize("layers", [1, 1000])
+def test_the_size_of_a_layer_table_is_that_of_its_values(layers):
+    values = bytes(8 * layers)
+    block = LayerBlock(
+        family=0, share=0, layout=0, shards=(0,), replicas=(0,), ranks=(0,), values=values
+    )
+    table = NodeLayers(sequence=1, blocks=(block, block))
+    assert 2 * len(values) <= row_bytes(table) <= 2 * len(values) + 200
 
 
 def test_a_report_holds_the_layouts_that_it_refers_to_alone(monkeypatch):
