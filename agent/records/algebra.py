@@ -57,6 +57,25 @@ class Algebra(Enum):
             return _mean(observed, counts or [1] * len(observed))
         return _EXTREMES[self](observed)
 
+    def merged_array(
+        self, values_N: FloatArray, counts_N: npt.NDArray[np.int64] | None = None
+    ) -> float:
+        """Return the same as `merged` of an array, bit for bit."""
+        there_N = ~np.isnan(values_N)
+        observed = values_N[there_N]
+        if not len(observed):
+            return nan
+        if self in _EXTREMES:
+            return float(_FOLDS[self].reduce(observed))
+        if not observed.any():
+            return 0.0
+        if self is Algebra.SUM:
+            return _sum(observed.tolist())
+        counts = np.ones(len(observed)) if counts_N is None else counts_N[there_N]
+        with np.errstate(over="ignore"):
+            mean = _sum((observed * counts).tolist()) / float(counts.sum())
+        return mean if isfinite(mean) else _mean(observed.tolist(), counts.tolist())
+
     def folded(self, values_NL: FloatArray) -> FloatArray:
         """Return [L]: N arrays as one. Raises KeyError for MEAN and OWN."""
         folded_L: FloatArray = _FOLDS[self].reduce(values_NL, axis=0)

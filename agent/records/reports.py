@@ -12,42 +12,49 @@ from operator import ge
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
 from mp_agent.errors import ReportError
+from mp_agent.records.bounded import (
+    NAMES_MAX,
+    RANKS_MAX,
+    STEPS_PER_REPORT,
+    Digest,
+    Index,
+    Rank,
+    Ranks,
+    Sequence_,
+    TrainerStep,
+)
 from mp_agent.records.columns import FAMILIES
 from mp_agent.records.flight import FlightRequest
 from mp_agent.records.schema import FamilyColumns, Text
+from mp_agent.records.step_blocks import RowForm, StepBlock
 from mp_agent.records.steps import EndReason, Phase
 
-STEPS_PER_REPORT = 256
 TABLES_PER_REPORT = 4
 CONDITIONS_BYTES_MAX = 1 << 15
 
-_RANKS_MAX = 2**20
-_NAMES_MAX = 2**20
 
-Rank = Annotated[int, Meta(ge=0, lt=_RANKS_MAX)]
-Ranks = Annotated[tuple[Rank, ...], Meta(max_length=_RANKS_MAX)]
-Index = Annotated[int, Meta(ge=0, lt=2**31)]
-Sequence_ = Annotated[int, Meta(ge=0, lt=2**53)]
-Digest = Annotated[int, Meta(ge=0, lt=2**32)]
-
-
-class NodeShare(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class NodeShare(
+    Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """A `schema.Share` without the place of the single rank in it."""
 
     group: Text
     optimizer: Text
     home: Text
-    shard_count: Annotated[int, Meta(ge=1, lt=_RANKS_MAX)]
-    replica_count: Annotated[int, Meta(ge=1, lt=_RANKS_MAX)]
+    shard_count: Annotated[int, Meta(ge=1, lt=RANKS_MAX)]
+    replica_count: Annotated[int, Meta(ge=1, lt=RANKS_MAX)]
     assumed: bool
     joint: bool = False
     family: Text = ""
 
 
-class NodeRow(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class NodeRow(
+    Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """A family's columns of what a node holds of one share: shards united, equal replicas once.
 
     Of an assumed share: the row that each of `ranks` has by itself; shards and replicas are (0,).
@@ -70,16 +77,20 @@ class NodeRow(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown
     """Digests of the row of each shard, before summing; none without replicas to compare."""
 
 
-class StepValue(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class StepValue(
+    Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """One step column, merged over the ranks of a node by its algebra."""
 
-    count: Annotated[int, Meta(ge=0, lt=_RANKS_MAX)]
+    count: Annotated[int, Meta(ge=0, lt=RANKS_MAX)]
     """Ranks that observed it; the weight of a MEAN."""
     value: float
     """NaN where `count` is 0."""
 
 
-class WeightSample(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class WeightSample(
+    Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """Digest of a few weights of ranks that hold the same shards of the same tensors."""
 
     of: Text
@@ -97,7 +108,9 @@ class BatchSample(Struct, frozen=True, kw_only=True, array_like=True, forbid_unk
     ranks: Ranks
 
 
-class OwnNonfinite(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class OwnNonfinite(
+    Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """Where gradients were first not finite, as the ranks saw before they were reduced."""
 
     backward: Annotated[int, Meta(ge=1)]
@@ -106,11 +119,13 @@ class OwnNonfinite(Struct, frozen=True, kw_only=True, array_like=True, forbid_un
     """Whose own gradients were not finite after that backward."""
 
 
-class NodeStep(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class NodeStep(
+    Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """One step, reduced over the ranks of a node that delivered it."""
 
     sequence: Sequence_
-    step: Annotated[int, Meta(ge=-(2**53), lt=2**53)]
+    step: TrainerStep
     """The trainer's own step if a rank of the node observed it, else `sequence`."""
     time_unix_seconds: float
     """Time by the node's own clock."""
@@ -133,17 +148,21 @@ class NodeStep(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknow
     """Likewise."""
 
 
-class Layout(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class Layout(
+    Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """Layers of one share, in module order."""
 
     digest: bytes
     """Digest of the other fields; equal digests mean equal layouts."""
-    names: Annotated[tuple[Text, ...], Meta(max_length=_NAMES_MAX)]
-    positions: Annotated[tuple[Index, ...], Meta(max_length=_NAMES_MAX)]
+    names: Annotated[tuple[Text, ...], Meta(max_length=NAMES_MAX)]
+    positions: Annotated[tuple[Index, ...], Meta(max_length=NAMES_MAX)]
     """Place of each among all layers of its ranks."""
 
 
-class LayerBlock(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class LayerBlock(
+    Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """The layers of one share on a node: as `NodeRow`, with one row per layer."""
 
     family: Index
@@ -157,14 +176,18 @@ class LayerBlock(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
     """Little-endian float64, column after column, each with one value per layer."""
 
 
-class NodeLayers(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class NodeLayers(
+    Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """The layers of one sampled step, reduced over the ranks of a node."""
 
     sequence: Sequence_
     blocks: tuple[LayerBlock, ...]
 
 
-class RankStatus(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class RankStatus(
+    Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """State of one rank of a node."""
 
     rank: Rank
@@ -175,7 +198,9 @@ class RankStatus(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
     end: EndReason
 
 
-class NodeReport(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class NodeReport(
+    Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """What is new on a node since its last report.
 
     Steps ascend and follow each other without a gap: those after `after`, as far as there is a
@@ -186,7 +211,7 @@ class NodeReport(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
     session: Text
     """Identifies this attempt on this node; each attempt has its own."""
     attempt: Index
-    world_size: Annotated[int, Meta(ge=1, le=_RANKS_MAX)]
+    world_size: Annotated[int, Meta(ge=1, le=RANKS_MAX)]
     node_rank: Rank
     host: Text
     url: Text
@@ -197,7 +222,7 @@ class NodeReport(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
     """All ranks of this node, including those that have no ring yet."""
     known_ranks: Ranks
     """Those whose shares are known."""
-    statuses: Annotated[tuple[RankStatus, ...], Meta(max_length=_RANKS_MAX)]
+    statuses: Annotated[tuple[RankStatus, ...], Meta(max_length=RANKS_MAX)]
     probe_errors: Index
     records_dropped: Index
     final: bool = False
@@ -205,10 +230,10 @@ class NodeReport(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
 
     step_columns: tuple[Text, ...] = ()
     families: tuple[FamilyColumns, ...] = ()
-    shares: Annotated[tuple[NodeShare, ...], Meta(max_length=_NAMES_MAX)] = ()
+    shares: Annotated[tuple[NodeShare, ...], Meta(max_length=NAMES_MAX)] = ()
     held: tuple[Index, ...] = ()
     """The shares that the ranks hold now."""
-    holdings: Annotated[tuple[tuple[Index, ...], ...], Meta(max_length=_NAMES_MAX)] = ()
+    holdings: Annotated[tuple[tuple[Index, ...], ...], Meta(max_length=NAMES_MAX)] = ()
     """The sets of shares that they held at the steps of this report."""
     layouts: tuple[Layout, ...] = ()
 
@@ -225,9 +250,19 @@ class NodeReport(Struct, frozen=True, kw_only=True, array_like=True, forbid_unkn
     layers_position: Sequence_ = 0
     layers: Annotated[tuple[NodeLayers, ...], Meta(max_length=TABLES_PER_REPORT)] = ()
     """The same for layer tables."""
+    blocks: Annotated[tuple[StepBlock, ...], Meta(max_length=STEPS_PER_REPORT)] = ()
+    """Further steps of the same range. No step is in two of them, or in `steps` as well."""
+
+    @property
+    def newest(self) -> int:
+        """The last step of which there are rows; 0 without any."""
+        ends = [block.sequences[-1] for block in self.blocks]
+        return max([*ends, *(step.sequence for step in self.steps[-1:])], default=0)
 
 
-class Receipt(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+class Receipt(
+    Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """The root's answer to a report."""
 
     session: Text
@@ -283,6 +318,9 @@ def check_report(report: NodeReport) -> None:
             raise ReportError("a layout has not as many positions as names")
     for step in report.steps:
         _check_step(report, step)
+    for own in report.blocks:
+        _check_steps(report, own)
+    _unique([number for own in report.blocks for number in own.sequences], "steps of blocks")
     for table in report.layers:
         for block in table.blocks:
             _check_block(report, block)
@@ -329,10 +367,56 @@ def _check_step(report: NodeReport, step: NodeStep) -> None:
 def _is_wrong(row: NodeRow, report: NodeReport) -> bool:
     """Return whether a negative value is in a column that has none."""
     sent = report.families[row.family]
-    known = {own.name: own.columns for own in FAMILIES}.get(sent.name, ())
-    unsigned = {column.name for column in known if not column.signed}
+    unsigned = _UNSIGNED.get(sent.name, frozenset())
     pairs = zip(sent.columns, row.columns, strict=True)
     return any(value < 0.0 and name in unsigned for name, value in pairs)
+
+
+def _check_steps(report: NodeReport, block: StepBlock) -> None:
+    form, count = block.form, len(block.sequences)
+    what = f"block of step {block.sequences[0]}"
+    _ascending(block.sequences, f"steps of {what}")
+    if not report.after < block.sequences[0] <= block.sequences[-1] <= report.position:
+        raise ReportError(f"{what} is not from {report.after} to {report.position}")
+    if len(block.steps) != count or len(block.times_unix_seconds) != count:
+        raise ReportError(f"{what} has not as many steps and times as numbers")
+    for seconds in block.times_unix_seconds:
+        _finite(seconds, f"time of {what}")
+    if not form.ranks or len(form.counts) != len(form.places) or 0 in form.counts:
+        raise ReportError(f"{what} has no ranks, or counts that do not fit")
+    _ascending(form.ranks, f"ranks of {what}")
+    _below(form.ranks, report.world_size, f"ranks of {what}")
+    _below((form.holding,), len(report.holdings), f"holding of {what}")
+    _ascending(form.places, f"step columns of {what}")
+    _below(form.places, len(report.step_columns), f"step columns of {what}")
+    sizes = (8 * count * form.width, 4 * count * form.digests)
+    if (len(block.values), len(block.digests)) != sizes:
+        raise ReportError(f"{what} has {len(block.values)} and {len(block.digests)} bytes")
+    values, present, place = block.array(), set(form.ranks), len(form.places)
+    if np.isnan(values[:, :place]).any():
+        raise ReportError(f"{what} has a value of no observation")
+    place += len(form.ranks)
+    for row in form.rows:
+        _check_place(report, row, what)
+        if not present.issuperset(row.ranks):
+            raise ReportError(f"{what} has rows of ranks that did not deliver it")
+        sent = report.families[row.family]
+        _ascending(row.places, f"columns of {what}")
+        _below(row.places, len(sent.columns), f"columns of {what}")
+        own = values[:, place : place + len(row.places)]
+        place += len(row.places)
+        unsigned = _UNSIGNED.get(sent.name, frozenset())
+        if own.min(initial=0.0) < 0.0 and any(
+            sent.columns[row.places[at]] in unsigned
+            for at in np.flatnonzero((own < 0.0).any(axis=0)).tolist()
+        ):
+            raise ReportError(f"{what} has a row with a negative value")
+
+
+_UNSIGNED = {
+    family.name: frozenset(column.name for column in family.columns if not column.signed)
+    for family in FAMILIES
+}
 
 
 def _check_block(report: NodeReport, block: LayerBlock) -> None:
@@ -344,7 +428,7 @@ def _check_block(report: NodeReport, block: LayerBlock) -> None:
         raise ReportError(f"a layer block of {layers} layers has {len(block.values)} bytes")
 
 
-def _check_place(report: NodeReport, row: NodeRow | LayerBlock, what: str) -> None:
+def _check_place(report: NodeReport, row: NodeRow | LayerBlock | RowForm, what: str) -> None:
     _below((row.family,), len(report.families), f"family of {what}")
     _below((row.share,), len(report.shares), f"share of {what}")
     share = report.shares[row.share]
@@ -360,7 +444,7 @@ def _check_place(report: NodeReport, row: NodeRow | LayerBlock, what: str) -> No
         raise ReportError(f"{what} has a row of {parts} parts and {len(row.ranks)} ranks")
 
 
-def _unique(names: Sequence[str], what: str) -> None:
+def _unique(names: Sequence[str] | Sequence[int], what: str) -> None:
     if len(set(names)) != len(names):
         raise ReportError(f"{what} are not unique")
 
@@ -390,13 +474,17 @@ def _finite(number: float, what: str) -> None:
 
 
 FORMAT = 7
-"""Incremented with every change that an agent of another version would misread."""
+"""Of a report; incremented with every change that an agent of another version would misread."""
+_FORMATS_READ = frozenset({6, FORMAT})
+"""Reports of format 6 have no blocks."""
+RECEIPT_FORMAT = 6
 
 REPORT_BYTES_MAX = 64 * 2**20
 
 _REPORTS = msgspec.msgpack.Decoder(tuple[int, NodeReport])
 _RECEIPTS = msgspec.msgpack.Decoder(tuple[int, Receipt])
 _FORMATS = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+_PAIR = b"\x92"
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -409,27 +497,35 @@ def decode_report(data: bytes) -> NodeReport:
     """Decode and check a report. Raises ReportError, which says what is wrong."""
     if len(data) > REPORT_BYTES_MAX:
         raise ReportError(f"a report of {len(data)} bytes; the limit is {REPORT_BYTES_MAX}")
-    report: NodeReport = _decode(_REPORTS, data, "report")
+    report: NodeReport = _decode(_REPORTS, data, "report", _FORMATS_READ, FORMAT)
     check_report(report)
     return report
 
 
 def encode_receipt(receipt: Receipt) -> bytes:
     """Return a receipt as bytes."""
-    return _ENCODER.encode((FORMAT, receipt))
+    return _ENCODER.encode((RECEIPT_FORMAT, receipt))
 
 
 def decode_receipt(data: bytes) -> Receipt:
     """Decode a receipt. Raises ReportError, which says what is wrong."""
-    receipt: Receipt = _decode(_RECEIPTS, data, "receipt")
+    formats = frozenset({RECEIPT_FORMAT})
+    receipt: Receipt = _decode(_RECEIPTS, data, "receipt", formats, RECEIPT_FORMAT)
     return receipt
 
 
-def _decode(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes, what: str) -> Any:
+def _decode(
+    decoder: "msgspec.msgpack.Decoder[Any]",
+    data: bytes,
+    what: str,
+    formats: frozenset[int],
+    newest: int,
+) -> Any:
     try:
-        found, _ = _FORMATS.decode(data)
-        if found != FORMAT:
-            raise ReportError(f"{what} of format {found}; this agent reads format {FORMAT}")
+        # An array of two, the first a small number: it need not be read twice.
+        found = data[1] if data[:1] == _PAIR else _FORMATS.decode(data)[0]
+        if found not in formats:
+            raise ReportError(f"{what} of format {found}; this agent reads format {newest}")
         return decoder.decode(data)[1]
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeDecodeError) as error:
         raise ReportError(f"not a {what}: {error}") from error

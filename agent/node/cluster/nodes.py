@@ -7,6 +7,8 @@ from msgspec.structs import replace
 
 from mp_agent.errors import ReportError
 from mp_agent.node.collect.rank_source import furthest_behind, run_end
+from mp_agent.node.merge.run_steps import ReportColumns
+from mp_agent.node.merge.step_blocks import NodeForm
 from mp_agent.records.reports import KnownNode, NodeReport, NodeShare, RankStatus
 from mp_agent.records.steps import EndReason
 
@@ -37,6 +39,8 @@ class Node:
     """Shares that they held at the steps of the last report."""
     announced: tuple[object, ...] = ()
     """The fields of its last report from which `held` and `holdings` were computed."""
+    form: tuple[ReportColumns, NodeForm] | None = None
+    """The last form of its steps, and what that refers to."""
 
     @property
     def newest(self) -> int:
@@ -137,7 +141,7 @@ class NodeRegistry:
             )
             node.announced = announced
         expected_before = node.report.expected_ranks
-        node.report = replace(report, steps=(), layers=(), layouts=())
+        node.report = replace(report, steps=(), blocks=(), layers=(), layouts=())
         self._homes.update((status.rank, report.node_rank) for status in report.statuses)
         if report.expected_ranks != expected_before:
             self._expected.clear()

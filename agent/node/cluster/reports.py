@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.merge.schema_index import SchemaIndex
+from mp_agent.node.merge.step_blocks import in_blocks
 from mp_agent.records.columns import ColumnFamily
 from mp_agent.records.reports import (
     STEPS_PER_REPORT,
@@ -198,6 +199,7 @@ class ReportBuilder:
         layers_after, layers, layers_position = self.tables.pop(TABLES_PER_REPORT)
         layouts, layers = _own_layouts(layers, self._schema_index.layouts)
         columns = len(self._schema_index.step_columns)
+        blocks, others = in_blocks(_with_columns(step, columns) for step in steps)
         return replace(
             header,
             final=ended and not self.waiting,
@@ -209,7 +211,8 @@ class ReportBuilder:
             after=after,
             oldest=self.steps.oldest,
             position=position,
-            steps=tuple(_with_columns(step, columns) for step in steps),
+            steps=others,
+            blocks=blocks,
             layers_after=layers_after,
             layers_oldest=self.tables.oldest,
             layers_position=layers_position,

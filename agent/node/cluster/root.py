@@ -13,10 +13,12 @@ from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_exp
 from mp_agent.node.merge.node_layers import LayerNames
 from mp_agent.node.merge.run_layers import LayerMerge, MergedLayers, ReportLayerColumns
 from mp_agent.node.merge.run_steps import ReportColumns, StepMerge, completed
+from mp_agent.node.merge.step_blocks import BlockRows, Forms, NodeForm
 from mp_agent.records.columns import FAMILIES, ColumnFamily
 from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.reports import NodeReport, NodeShare, Receipt
+from mp_agent.records.step_blocks import StepForm
 from mp_agent.records.steps import EndReason
 
 AHEAD_AT_MOST = 1024
@@ -94,6 +96,7 @@ class RootMerger:
         """What the ranks themselves have reduced of steps that are not closed."""
         self._ranks_reduce = False
         self._names = LayerNames()
+        self._forms = Forms(families)
         self._expected_shares: tuple[tuple[set[NodeShare], int], ExpectedShares] | None = None
         self._begun_seconds: float | None = None
         self._own_ended_seconds: float | None = None
@@ -222,7 +225,7 @@ class RootMerger:
         gap = report.oldest < report.after > known
         layers_gap = report.layers_oldest < report.layers_after > layers_known
         limit = max(self.nodes.newest_here, self.steps.closed_sequence) + AHEAD_AT_MOST
-        ahead = bool(report.steps) and report.steps[-1].sequence > limit
+        ahead = report.newest > limit
         return not node.own and (gap or layers_gap or ahead)
 
     def _add_steps(
@@ -231,22 +234,45 @@ class RootMerger:
         columns = ReportColumns(report.step_columns, report.families, report.shares)
         arrived_unix_seconds = None if node.own else time_unix_seconds
         for step in report.steps:
-            if step.sequence <= node.position:
-                continue
-            if step.sequence <= self.steps.closed_sequence:
-                self.late += len(step.ranks)
-                continue
-            self.steps.add(report.node_rank, step.sequence, None, now_seconds)
-            entry = self._open.get(step.sequence)
-            if entry is None:
-                merge = StepMerge(step.sequence, self._world_size, self._families)
-                entry = _OpenStep(merge)
-                self._open[step.sequence] = entry
-            entry.merge.add(step, columns, arrived_unix_seconds=arrived_unix_seconds)
-            entry.held |= node.holdings[step.holding]
-            entry.nodes.add(report.node_rank)
+            entry = self._entered(node, step.sequence, step.ranks, step.holding, now_seconds)
+            if entry is not None:
+                entry.merge.add(step, columns, arrived_unix_seconds=arrived_unix_seconds)
+        for block in report.blocks:
+            rows = BlockRows.of(self._form(node, block.form, columns), block)
+            for place, sequence in enumerate(block.sequences):
+                form = block.form
+                entry = self._entered(node, sequence, form.ranks, form.holding, now_seconds)
+                if entry is not None:
+                    entry.merge.add_block(rows, place, arrived_unix_seconds=arrived_unix_seconds)
         node.position = max(node.position, report.position)
         self.steps.advance(report.node_rank, node.position)
+
+    def _entered(
+        self, node: Node, sequence: int, ranks: Sequence[int], holding: int, now_seconds: float
+    ) -> _OpenStep | None:
+        """Return the step that a node's row is to enter; None if it has, or the step is closed."""
+        if sequence <= node.position:
+            return None
+        if sequence <= self.steps.closed_sequence:
+            self.late += len(ranks)
+            return None
+        number = node.report.node_rank
+        self.steps.add(number, sequence, None, now_seconds)
+        entry = self._open.get(sequence)
+        if entry is None:
+            entry = _OpenStep(StepMerge(sequence, self._world_size, self._families))
+            self._open[sequence] = entry
+        entry.held |= node.holdings[holding]
+        entry.nodes.add(number)
+        return entry
+
+    def _form(self, node: Node, form: StepForm, terms: ReportColumns) -> NodeForm:
+        """Return a form as this agent reads it; most reports of a node have the same one."""
+        known = node.form
+        if known is None or known[0] != terms or known[1].form != form:
+            read = self._forms.read(form, terms.step_columns, terms.families, terms.shares)
+            known = node.form = (terms, read)
+        return known[1]
 
     def _add_tables(self, node: Node, report: NodeReport, now_seconds: float) -> None:
         columns = ReportLayerColumns(report.families, report.shares, report.layouts)

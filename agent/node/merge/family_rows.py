@@ -3,6 +3,9 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
+from typing import cast
+
+import numpy as np
 
 from mp_agent.node.merge.coverage import (
     AssumedShares,
@@ -15,6 +18,8 @@ from mp_agent.node.merge.coverage import (
 from mp_agent.records.columns import GRADIENTS, STATE, WEIGHTS, ColumnFamily, shows_reduction
 from mp_agent.records.merged import Comparison, Reduction
 from mp_agent.records.reports import NodeRow, NodeShare, WeightSample
+from mp_agent.records.step_blocks import RowForm
+from mp_agent.records.steps import FloatArray
 
 Columns = tuple[float, ...]
 """A row, in the order of the family's columns."""
@@ -22,7 +27,10 @@ Columns = tuple[float, ...]
 PlainRows = Mapping[Columns, Sequence[int]]
 """Rows of one group, each with the ranks that have it."""
 
-Rows = Mapping[GroupKey, Iterable[Columns]]
+AnyRow = Columns | tuple[FloatArray, int]
+"""A row by itself, or an array [N, C] of rows of several nodes and its place in it."""
+
+Rows = Mapping[GroupKey, Sequence[AnyRow]]
 """The rows to unite, by group."""
 
 
@@ -31,7 +39,7 @@ class _ReplicaRows:
     """What is there of one replica of a group."""
 
     shards: set[int] = field(default_factory=set)
-    rows: list[Columns] = field(default_factory=list)
+    rows: list[AnyRow] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -43,7 +51,7 @@ class RowGroup:
     """The lowest replica of which every shard is there."""
     replicas: dict[int, _ReplicaRows] = field(default_factory=dict)
 
-    def add(self, row: NodeRow, columns: Columns) -> None:
+    def add(self, row: NodeRow | RowForm, columns: AnyRow) -> None:
         """Add a node's row, with its columns in this agent's order."""
         for number in row.replicas:
             if self.complete is not None and number >= self.complete:
@@ -56,7 +64,7 @@ class RowGroup:
                 self.complete = number
                 self.replicas = {i: r for i, r in self.replicas.items() if i <= number}
 
-    def chosen(self) -> list[Columns]:
+    def chosen(self) -> list[AnyRow]:
         """Return the rows of the lowest complete replica, else of the one with most shards."""
         if self.complete is not None:
             return self.replicas[self.complete].rows
@@ -81,19 +89,34 @@ class FamilyRows:
             self._groups[key] = RowGroup(share.shard_count)
         self._groups[key].add(row, columns)
 
+    def add_alike(self, rows: Iterable[RowForm], share: NodeShare, columns_NC: FloatArray) -> None:
+        """Add a row of each of several nodes, with their columns in this agent's order."""
+        key = group_key(share)
+        if share.assumed:
+            found = self._assumed.setdefault(key, {})
+            for row, columns in zip(rows, columns_NC.tolist(), strict=True):
+                found.setdefault(_absent_alike(columns), []).extend(row.ranks)
+            return
+        if key not in self._groups:
+            self._groups[key] = RowGroup(share.shard_count)
+        group = self._groups[key]
+        for place, row in enumerate(rows):
+            group.add(row, (columns_NC, place))
+
     def any_replica(self) -> dict[str, float]:
         """Return the columns of one replica of every group that a wrapper explains, as one row."""
-        rows = [row for group in self._groups.values() for row in group.chosen()]
-        return self.family.merged(rows) if rows else {}
+        return self._merged([row for group in self._groups.values() for row in group.chosen()])
 
     @property
     def plain(self) -> Mapping[str, PlainRows]:
         """The rows of parameters that no wrapper explains, by the name of their group."""
         return {assumed_name(key): rows for key, rows in self._assumed.items()}
 
-    def chosen(self, assumed: AssumedShares) -> dict[GroupKey, list[Columns]]:
+    def chosen(self, assumed: AssumedShares) -> Rows:
         """Return the rows to unite, by group."""
-        chosen = {key: group.chosen() for key, group in self._groups.items()}
+        chosen: dict[GroupKey, Sequence[AnyRow]] = {
+            key: group.chosen() for key, group in self._groups.items()
+        }
         for key, rows in self._assumed.items():
             chosen[key] = assumed.chosen(assumed_name(key), list(rows.items()))
         return chosen
@@ -109,15 +132,36 @@ class FamilyRows:
 
     def values(self, chosen: Rows, optimizers: Collection[str]) -> dict[str, float]:
         """Return the merged columns of some optimizers; without those that no row has."""
-        rows = [row for key, rows in chosen.items() if key[1] in optimizers for row in rows]
-        return self.family.merged(rows) if rows else {}
+        return self._merged(
+            [row for key, rows in chosen.items() if key[1] in optimizers for row in rows]
+        )
+
+    def _merged(self, rows: Sequence[AnyRow]) -> dict[str, float]:
+        places: dict[int, list[int]] = {}
+        arrays: dict[int, FloatArray] = {}
+        plain: list[Columns] = []
+        for row in rows:
+            if isinstance(row[0], np.ndarray):
+                arrays[id(row[0])] = row[0]
+                places.setdefault(id(row[0]), []).append(int(row[1]))
+            else:
+                plain.append(cast(Columns, row))
+        if not arrays:
+            return self.family.merged(plain) if plain else {}
+        parts = [arrays[key][at] for key, at in places.items()]
+        if plain:
+            parts.append(np.array(plain))
+        return self.family.merged_array(np.concatenate(parts))
 
     def _fitted(self, columns: Columns, names: Sequence[str]) -> Columns:
         """Return a row in the order of this agent's columns; NaN where they are not there."""
         found = dict(zip(names, columns, strict=True))
-        values = (found.get(name, nan) for name in self.family.names)
-        # One object stands for all that is absent: rows that are equal compare equal.
-        return tuple(nan if isnan(value) else value for value in values)
+        return _absent_alike(found.get(name, nan) for name in self.family.names)
+
+
+def _absent_alike(values: Iterable[float]) -> Columns:
+    """Return a row in which one object stands for all that is absent: equal rows compare equal."""
+    return tuple(nan if isnan(value) else value for value in values)
 
 
 _REPLICAS = "replicas of wrappers"
@@ -218,9 +262,15 @@ class ReplicaDigests:
         self._samples: dict[str, Votes] = {}
         """Samples of a few weights, by what is held."""
 
-    def add_rows(self, family: ColumnFamily, group: tuple[str, str], row: NodeRow) -> None:
+    def add_rows(
+        self,
+        family: ColumnFamily,
+        group: tuple[str, str],
+        row: NodeRow | RowForm,
+        digests: Sequence[int],
+    ) -> None:
         """Add the digest of each shard of a family's row."""
-        for place, (shard, digest) in enumerate(zip(row.shards, row.digests, strict=False)):
+        for place, (shard, digest) in enumerate(zip(row.shards, digests, strict=False)):
             votes = self._rows.setdefault(family, {}).setdefault((*group, shard), {})
             votes.setdefault(digest, []).extend(row.ranks[place :: len(row.shards)])
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import isfinite, nan
 
 import numpy as np
+import numpy.typing as npt
 
 from mp_agent.node.merge.coverage import (
     AssumedShares,
@@ -21,6 +22,7 @@ from mp_agent.node.merge.family_rows import (
     Rows,
     StepFacts,
 )
+from mp_agent.node.merge.step_blocks import AlikeSteps, BlockRows, by_kind
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import (
     FAMILIES,
@@ -33,6 +35,7 @@ from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep, OptimizerStep
 from mp_agent.records.reports import NodeRow, NodeShare, NodeStep, OwnNonfinite, StepValue
 from mp_agent.records.schema import FamilyColumns
+from mp_agent.records.steps import FloatArray
 
 
 def completed(step: MergedStep, found: GlobalStatistics) -> MergedStep:
@@ -86,6 +89,10 @@ class StepMerge:
         """The lowest rank of a node that knows the trainer's step, and that step."""
         self._time_unix_seconds = nan
         self._values: dict[str, list[StepValue]] = {}
+        self._arrays: dict[str, list[tuple[FloatArray, int]]] = {}
+        """Step columns of nodes whose rows are of one kind, each with the ranks that a value is
+        of."""
+        self._in_blocks: list[tuple[BlockRows, int]] = []
         self._families = {family.name: FamilyRows(family) for family in families}
         self._nonfinite_loss_ranks: list[int] = []
         self._nonfinite_gradients: list[OwnNonfinite] = []
@@ -110,13 +117,8 @@ class StepMerge:
         self._nonfinite_loss_ranks.extend(step.nonfinite_loss_ranks)
         if step.nonfinite_gradients is not None:
             self._nonfinite_gradients.append(step.nonfinite_gradients)
-        if arrived_unix_seconds is None:
-            self._time_unix_seconds = step.time_unix_seconds
-        elif self._time_unix_seconds != self._time_unix_seconds:
-            self._time_unix_seconds = arrived_unix_seconds
-        known = step.step != step.sequence
-        if known and (self._trainer_step is None or ranks[0] < self._trainer_step[0]):
-            self._trainer_step = (ranks[0], step.step)
+        self._note_time(step.time_unix_seconds, arrived_unix_seconds)
+        self._note_step(ranks[0], step.step)
         for name, value in zip(terms.step_columns, step.values, strict=True):
             if name in STEP_COLUMNS_BY_NAME:
                 self._values.setdefault(name, []).append(value)
@@ -131,6 +133,15 @@ class StepMerge:
                 (rank, each) for rank, each in zip(ranks, values, strict=False) if isfinite(each)
             )
 
+    def add_block(
+        self, rows: BlockRows, at: int, *, arrived_unix_seconds: float | None = None
+    ) -> None:
+        """As `add`, of the step that has this place in a node's block."""
+        block = rows.block
+        self._note_time(block.times_unix_seconds[at], arrived_unix_seconds)
+        self._note_step(block.form.ranks[0], block.steps[at])
+        self._in_blocks.append((rows, at))
+
     def merged(
         self,
         expected_shares: ExpectedShares,
@@ -142,6 +153,9 @@ class StepMerge:
         A column that no rank observed, or whose value is beyond float64, is absent. layers: what
         is compared of the layers of this step, as far as it is here.
         """
+        for alike in by_kind(self._in_blocks):
+            self._add_alike(alike)
+        self._in_blocks.clear()
         values, of_run = self._step_values(), expected_shares.of_run
         replicas, reduction = self._replicas.compared(
             PlainParameters(self._plain_rows(GRADIENTS), self._plain_rows(WEIGHTS)),
@@ -182,6 +196,41 @@ class StepMerge:
             batch_rows=self._batch_rows,
         )
 
+    def _note_time(self, own_unix_seconds: float, arrived_unix_seconds: float | None) -> None:
+        if arrived_unix_seconds is None:
+            self._time_unix_seconds = own_unix_seconds
+        elif self._time_unix_seconds != self._time_unix_seconds:
+            self._time_unix_seconds = arrived_unix_seconds
+
+    def _note_step(self, rank: int, step: int) -> None:
+        known = step != self.sequence
+        if known and (self._trainer_step is None or rank < self._trainer_step[0]):
+            self._trainer_step = (rank, step)
+
+    def _add_alike(self, alike: AlikeSteps) -> None:
+        kind, ranks = alike.kind, alike.ranks
+        self._present[ranks] = True
+        self._compute_seconds[ranks] = alike.compute_seconds
+        for place, (name, count) in enumerate(zip(kind.names, kind.counts, strict=True)):
+            if name:
+                found = (alike.values_NW[:, place], count)
+                self._arrays.setdefault(name, []).append(found)
+        for number, row in enumerate(kind.rows):
+            family = self._families.get(row.family)
+            self._note_split(row.share)
+            if family is None:
+                continue
+            forms = [block.own.form.rows[number] for block in alike.blocks]
+            columns_NC = alike.columns(row, len(family.family.names))
+            family.add_alike(forms, row.share, columns_NC)
+            if not row.share.assumed and any(form.compared for form in forms):
+                for form, digests in alike.rows(number):
+                    self._replicas.add_rows(family.family, row.key, form, digests)
+
+    def _note_split(self, share: NodeShare) -> None:
+        if not (share.family or share.assumed):
+            self._any_split |= share.replica_count < self._world_size
+
     def _plain_rows(self, family: ColumnFamily) -> Mapping[str, PlainRows]:
         rows = self._families.get(family.name)
         return {} if rows is None else rows.plain
@@ -190,6 +239,7 @@ class StepMerge:
         rows = self._families.get(GRADIENTS.name)
         found = {} if rows is None else rows.any_replica()
         losses = sum(value.count for value in self._values.get("loss", ()))
+        losses += sum(len(own) * count for own, count in self._arrays.get("loss", ()))
         losses += len(self._nonfinite_loss_ranks)
         reduced = values.get("gradients_reduced")
         return StepFacts(
@@ -232,20 +282,27 @@ class StepMerge:
     def _add_row(self, row: NodeRow, terms: ReportColumns) -> None:
         sent, share = terms.families[row.family], terms.shares[row.share]
         family = self._families.get(sent.name)
-        if not (share.family or share.assumed):
-            self._any_split |= share.replica_count < self._world_size
+        self._note_split(share)
         if family is not None:
             family.add(row, share, sent.columns)
             if not share.assumed:
-                self._replicas.add_rows(family.family, group_key(share), row)
+                self._replicas.add_rows(family.family, group_key(share), row, row.digests)
 
     def _step_values(self) -> dict[str, float]:
-        values = {
-            name: algebra.merged([v.value for v in found], [v.count for v in found])
-            for name, found in self._values.items()
-            if (algebra := STEP_COLUMNS_BY_NAME[name].algebra) is not Algebra.OWN
-        }
+        values = {}
+        for name in self._values | self._arrays:
+            algebra = STEP_COLUMNS_BY_NAME[name].algebra
+            if algebra is not Algebra.OWN:
+                values[name] = algebra.merged_array(*self._column(name))
         return {name: value for name, value in values.items() if isfinite(value)}
+
+    def _column(self, name: str) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+        """Return the values of a step column, and of how many ranks each is."""
+        single, arrays = self._values.get(name, ()), self._arrays.get(name, ())
+        values = [np.array([value.value for value in single]), *(own for own, _ in arrays)]
+        counts = [np.array([value.count for value in single], dtype=np.int64)]
+        counts += [np.full(len(own), count, dtype=np.int64) for own, count in arrays]
+        return np.concatenate(values), np.concatenate(counts)
 
     def _observed_compute_seconds(self) -> dict[int, float]:
         ranks = np.flatnonzero(np.isfinite(self._compute_seconds))

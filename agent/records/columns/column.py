@@ -7,7 +7,7 @@ from functools import cached_property
 from math import isfinite
 
 from mp_agent.errors import CatalogError
-from mp_agent.records.algebra import Algebra
+from mp_agent.records.algebra import Algebra, FloatArray
 
 
 class Tier(Enum):
@@ -141,5 +141,13 @@ class ColumnFamily:
         values = {
             column.name: column.algebra.merged(found)
             for column, found in zip(self.columns, zip(*rows, strict=True), strict=True)
+        }
+        return {name: value for name, value in values.items() if isfinite(value)}
+
+    def merged_array(self, rows_NC: FloatArray) -> dict[str, float]:
+        """Return the same as `merged` of an array."""
+        values = {
+            column.name: column.algebra.merged_array(values_N)
+            for column, values_N in zip(self.columns, rows_NC.T, strict=True)
         }
         return {name: value for name, value in values.items() if isfinite(value)}

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from mp_agent.errors import ReportError
 from mp_agent.node.merge.node_steps import RankStep
+from mp_agent.node.merge.step_blocks import expanded
 from mp_agent.records import reports
 from mp_agent.records.reports import (
     NodeReport,
@@ -47,7 +48,7 @@ def full_report() -> NodeReport:
         rank_layers(r, schemas[r], gradient_row(sum_squares=1.0)[None].repeat(2, 0)) for r in (2, 3)
     ]
     node.write_layers(1, tables)
-    return node.report()
+    return expanded(node.report())
 
 
 REPORT = full_report()
@@ -91,7 +92,7 @@ def test_not_observed_and_beyond_float64_go_through():
         b"\xc1",
         b"hello",
         b"\x93\x02",
-        msgspec.msgpack.encode([reports.FORMAT, [1, 2]]),
+        msgspec.msgpack.encode([reports.RECEIPT_FORMAT, [1, 2]]),
         b"\xdd" + b"\xff" * 4,
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 from mp_agent.node.cluster import reports as reporter_module
 from mp_agent.node.cluster.reports import RowQueue, is_troubled, row_bytes
 from mp_agent.node.merge.node_steps import RankStep
+from mp_agent.node.merge.step_blocks import expanded
 from mp_agent.records.columns import GRADIENTS, step_columns
 from mp_agent.records.reports import (
     LayerBlock,
@@ -132,7 +133,7 @@ def test_a_report_holds_the_layouts_that_it_refers_to_alone(monkeypatch):
     node = SimNode(1, [2, 3], 4, ddp_step(4))
     for _ in range(3):
         node.write()
-    first, second = node.report(), node.report()
+    first, second = expanded(node.report()), expanded(node.report())
 
     assert [step.sequence for step in first.steps] == [1, 2]
     assert [step.sequence for step in second.steps] == [3]
@@ -165,7 +166,7 @@ def test_a_receipt_settles_and_rewinds():
     )
     node.acknowledge(refusal)
 
-    assert [step.sequence for step in node.report().steps] == [3]
+    assert [step.sequence for step in expanded(node.report()).steps] == [3]
     assert node.reporter.steps.oldest == 1
 
 
@@ -183,7 +184,7 @@ def test_a_damaged_receipt_settles_nothing_that_was_not_sent():
         layers_settled=1 << 40,
     )
     node.acknowledge(damaged)
-    assert [step.sequence for step in node.report().steps] == [2]
+    assert [step.sequence for step in expanded(node.report()).steps] == [2]
 
 
 FAMILY = replace(
@@ -248,7 +249,7 @@ def test_a_report_has_columns_of_a_guard_only_where_a_rank_has_one():
     )
     node.write()
     node.write()
-    report = decode_report(encode_report(node.report()))
+    report = expanded(decode_report(encode_report(node.report())))
     assert [len(step.values) for step in report.steps] == [len(report.step_columns)] * 2
     before, after = (dict(zip(report.step_columns, s.values, strict=True)) for s in report.steps)
     assert (before["guard_skip_update"].count, after["guard_skip_update"].count) == (0, 2)

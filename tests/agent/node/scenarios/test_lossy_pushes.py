@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from mp_agent.node.merge.step_blocks import expanded
 from mp_agent.node.transport.client import PendingReport, unpack
 from mp_agent.records.reports import Receipt, decode_receipt, encode_receipt
 from mp_agent.records.steps import EndReason
@@ -109,7 +110,7 @@ def test_where_the_last_rows_do_not_come_the_end_says_so(nodes: Nodes):
     pending = PendingReport(nodes.other.run)
     body = asyncio.run(pending.next_body())
     assert body is not None
-    report = unpack(body)
+    report = expanded(unpack(body))
     # A gap: the root refuses the rows.
     nodes.root.run.receive(replace(report, after=3, steps=report.steps[1:]))
     nodes.root.run.poll(3.0)
