@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from msgspec.structs import replace
 
@@ -166,7 +167,10 @@ class NodeRegistry:
 
         Those of a silent node count as ended for an unknown reason.
         """
-        return run_end([self._end_of(node, now_seconds) for node in self._nodes.values()])
+        ends = (self._end_of(node, now_seconds) for node in self._nodes.values())
+        # One that runs is enough, and is found soon: this is asked several times a second.
+        found = list(takewhile(lambda end: end is not EndReason.RUNNING, ends))
+        return run_end(found) if len(found) == len(self._nodes) else EndReason.RUNNING
 
     @property
     def missing_rows(self) -> int:

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import isnan, nan
-from typing import cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from mp_agent.node.merge.coverage import (
     assumed_name,
     group_key,
 )
+from mp_agent.node.merge.schema_index import Indices as Places
 from mp_agent.records.columns import GRADIENTS, STATE, WEIGHTS, ColumnFamily, shows_reduction
 from mp_agent.records.merged import Comparison, Reduction
 from mp_agent.records.reports import NodeRow, NodeShare, WeightSample
@@ -27,10 +28,10 @@ Columns = tuple[float, ...]
 PlainRows = Mapping[Columns, Sequence[int]]
 """Rows of one group, each with the ranks that have it."""
 
-AnyRow = Columns | tuple[FloatArray, int]
-"""A row by itself, or an array [N, C] of rows of several nodes and its place in it."""
+AnyRows = Columns | FloatArray
+"""A row by itself, or [N, C]: rows of several nodes."""
 
-Rows = Mapping[GroupKey, Sequence[AnyRow]]
+Rows = Mapping[GroupKey, Sequence[AnyRows]]
 """The rows to unite, by group."""
 
 
@@ -38,8 +39,28 @@ Rows = Mapping[GroupKey, Sequence[AnyRow]]
 class _ReplicaRows:
     """What is there of one replica of a group."""
 
-    shards: set[int] = field(default_factory=set)
-    rows: list[AnyRow] = field(default_factory=list)
+    rows: list[AnyRows] = field(default_factory=list)
+    count: int = 0
+    """Shards that the rows are of."""
+    _shards: set[int] = field(default_factory=set)
+    _arrays: list[Places] = field(default_factory=list)
+    """Further ones, which few need as a set."""
+
+    def add(self, shards: Collection[int], rows: AnyRows) -> None:
+        """Add rows of some shards unless one of those is there."""
+        for more in self._arrays:
+            self._shards.update(more.tolist())
+        self._arrays.clear()
+        if self._shards.isdisjoint(shards):
+            self._shards.update(shards)
+            self.rows.append(rows)
+            self.count += len(shards)
+
+    def begin(self, shards: Places, rows_NC: FloatArray) -> None:
+        """Add the first rows, all of different shards."""
+        self._arrays.append(shards)
+        self.rows.append(rows_NC)
+        self.count = len(shards)
 
 
 @dataclass(slots=True)
@@ -51,24 +72,42 @@ class RowGroup:
     """The lowest replica of which every shard is there."""
     replicas: dict[int, _ReplicaRows] = field(default_factory=dict)
 
-    def add(self, row: NodeRow | RowForm, columns: AnyRow) -> None:
+    def add(self, row: NodeRow | RowForm, columns: AnyRows) -> None:
         """Add a node's row, with its columns in this agent's order."""
         for number in row.replicas:
             if self.complete is not None and number >= self.complete:
                 return
             replica = self.replicas.setdefault(number, _ReplicaRows())
-            if replica.shards.isdisjoint(row.shards):
-                replica.shards.update(row.shards)
-                replica.rows.append(columns)
-            if len(replica.shards) >= self.shard_count:
-                self.complete = number
-                self.replicas = {i: r for i, r in self.replicas.items() if i <= number}
+            replica.add(row.shards, columns)
+            self._note(number)
 
-    def chosen(self) -> list[AnyRow]:
+    def add_alike(self, rows: Sequence[RowForm], columns_NC: FloatArray) -> None:
+        """Add a row of each of several nodes; the usual ways of splitting need no look at each."""
+        if all(len(row.shards) == self.shard_count for row in rows):
+            lowest = min(range(len(rows)), key=lambda place: rows[place].replicas[0])
+            self.add(rows[lowest], columns_NC[lowest : lowest + 1])
+            return
+        replicas = {row.replicas for row in rows}
+        number = min(replicas)[0]
+        if len(replicas) == 1 == len(rows[0].replicas) and number not in self.replicas:
+            shards = np.fromiter(chain.from_iterable(row.shards for row in rows), dtype=np.intp)
+            if self.complete is None and np.bincount(shards).max() == 1:
+                self.replicas.setdefault(number, _ReplicaRows()).begin(shards, columns_NC)
+                self._note(number)
+                return
+        for place, row in enumerate(rows):
+            self.add(row, columns_NC[place : place + 1])
+
+    def chosen(self) -> list[AnyRows]:
         """Return the rows of the lowest complete replica, else of the one with most shards."""
         if self.complete is not None:
             return self.replicas[self.complete].rows
-        return max(sorted(self.replicas.items()), key=lambda item: len(item[1].shards))[1].rows
+        return max(sorted(self.replicas.items()), key=lambda item: item[1].count)[1].rows
+
+    def _note(self, number: int) -> None:
+        if self.replicas[number].count >= self.shard_count:
+            self.complete = number
+            self.replicas = {i: r for i, r in self.replicas.items() if i <= number}
 
 
 class FamilyRows:
@@ -99,9 +138,7 @@ class FamilyRows:
             return
         if key not in self._groups:
             self._groups[key] = RowGroup(share.shard_count)
-        group = self._groups[key]
-        for place, row in enumerate(rows):
-            group.add(row, (columns_NC, place))
+        self._groups[key].add_alike(rows, columns_NC)
 
     def any_replica(self) -> dict[str, float]:
         """Return the columns of one replica of every group that a wrapper explains, as one row."""
@@ -114,7 +151,7 @@ class FamilyRows:
 
     def chosen(self, assumed: AssumedShares) -> Rows:
         """Return the rows to unite, by group."""
-        chosen: dict[GroupKey, Sequence[AnyRow]] = {
+        chosen: dict[GroupKey, Sequence[AnyRows]] = {
             key: group.chosen() for key, group in self._groups.items()
         }
         for key, rows in self._assumed.items():
@@ -136,22 +173,12 @@ class FamilyRows:
             [row for key, rows in chosen.items() if key[1] in optimizers for row in rows]
         )
 
-    def _merged(self, rows: Sequence[AnyRow]) -> dict[str, float]:
-        places: dict[int, list[int]] = {}
-        arrays: dict[int, FloatArray] = {}
-        plain: list[Columns] = []
-        for row in rows:
-            if isinstance(row[0], np.ndarray):
-                arrays[id(row[0])] = row[0]
-                places.setdefault(id(row[0]), []).append(int(row[1]))
-            else:
-                plain.append(cast(Columns, row))
+    def _merged(self, rows: Sequence[AnyRows]) -> dict[str, float]:
+        arrays = [row for row in rows if isinstance(row, np.ndarray)]
+        plain = [row for row in rows if isinstance(row, tuple)]
         if not arrays:
             return self.family.merged(plain) if plain else {}
-        parts = [arrays[key][at] for key, at in places.items()]
-        if plain:
-            parts.append(np.array(plain))
-        return self.family.merged_array(np.concatenate(parts))
+        return self.family.merged_array(np.concatenate([*arrays, *map(np.atleast_2d, plain)]))
 
     def _fitted(self, columns: Columns, names: Sequence[str]) -> Columns:
         """Return a row in the order of this agent's columns; NaN where they are not there."""

@@ -1,7 +1,8 @@
 """Merges the nodes' rows of a step into the run's, with what the ranks have reduced."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import isfinite, nan
 
 import numpy as np
@@ -45,8 +46,8 @@ def completed(step: MergedStep, found: GlobalStatistics) -> MergedStep:
     What is not reduced stays that of the ranks that are there: other families, comparisons of
     replicas, the parts of several optimizers.
     """
-    everyone = found.present_ranks == found.world_size == step.world_size
-    if not everyone or not step.missing_ranks:
+    by_all = found.present_ranks == found.world_size == step.world_size
+    if not by_all or not step.missing_ranks:
         return step
     families = {name: own for name, own in step.families.items() if name != GRADIENTS.name}
     if found.gradients:
@@ -58,8 +59,14 @@ def completed(step: MergedStep, found: GlobalStatistics) -> MergedStep:
         columns=found.columns,
         families=families,
         complete=complete | {GRADIENTS.name} if found.complete else complete,
-        present_ranks=frozenset(range(step.world_size)),
+        present_ranks=everyone(step.world_size),
     )
+
+
+@lru_cache(maxsize=8)
+def everyone(world_size: int) -> frozenset[int]:
+    """Return all ranks."""
+    return frozenset(range(world_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +186,9 @@ class StepMerge:
             families=families,
             complete=_complete(merged, expected_shares, of_run),
             world_size=self._world_size,
-            present_ranks=frozenset(np.flatnonzero(self._present).tolist()),
+            present_ranks=everyone(self._world_size)
+            if self._present.all()
+            else frozenset(np.flatnonzero(self._present).tolist()),
             nonfinite_loss_ranks=tuple(sorted(self._nonfinite_loss_ranks)),
             nonfinite_gradient_ranks=_first_ranks(self._nonfinite_gradients),
             compute_seconds=self._observed_compute_seconds(),
@@ -316,9 +325,14 @@ class _FamilyStep:
     rows: FamilyRows
     chosen: Rows
     whole: Collection[GroupKey]
+    _merged: dict[frozenset[str], Mapping[str, float]] = field(default_factory=dict)
 
-    def values(self, optimizers: Collection[str]) -> dict[str, float]:
-        return self.rows.values(self.chosen, optimizers)
+    def values(self, optimizers: Collection[str]) -> Mapping[str, float]:
+        """Return the columns of some optimizers together."""
+        own = frozenset(key[1] for key in self.chosen if key[1] in optimizers)
+        if own not in self._merged:
+            self._merged[own] = self.rows.values(self.chosen, own)
+        return self._merged[own]
 
 
 def _first_ranks(found: Sequence[OwnNonfinite]) -> tuple[int, ...]:
