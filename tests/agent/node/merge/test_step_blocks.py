@@ -1,0 +1,127 @@
+"""Steps that are sent and merged as arrays say bit for bit what single steps say."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from mp_agent.errors import ReportError
+from mp_agent.node.merge.node_steps import RankStep
+from mp_agent.node.merge.step_blocks import expanded, in_blocks
+from mp_agent.records.merged import MergedStep
+from mp_agent.records.reports import NodeReport, decode_report, encode_report
+from mp_agent.records.schema import Share
+from tests.agent.node.builders import gradient_row, make_record, rank_step
+from tests.agent.node.fleet import SimNode, make_root, steps_of
+from tests.agent.node.placements import placements, spread
+
+STEPS = 3
+
+
+def hsdp(rank: int, sequence: int) -> RankStep:
+    """Four ranks: two shards, two replicas; a loss on every second step."""
+    share = Share(
+        group="hsdp", shard_index=rank % 2, shard_count=2, replica_index=rank // 2, replica_count=2
+    )
+    row = gradient_row(sum_squares=0.1 + rank % 2, elements=4.0)
+    values = {"loss": 1.0 + rank / 3, "compute_seconds": 0.25} if sequence % 2 else {}
+    return rank_step(rank, make_record(sequence, values, [row], step=10 * sequence), share)
+
+
+def report_of(*ranks: int, steps: int = STEPS, step_of: Any = hsdp, world_size: int = 4):
+    node = SimNode(ranks[0], ranks, world_size, step_of)
+    for _ in range(steps):
+        node.write()
+    return node.report()
+
+
+def merged(reports: list[NodeReport]) -> list[MergedStep]:
+    root = make_root(reports[0].world_size)
+    for number, report in enumerate(reports):
+        root.receive(report, 0.0, 5_000.0, own=number == 0)
+    return steps_of(root.close_all())
+
+
+def test_what_a_block_holds_is_what_the_steps_were():
+    report = report_of(0, 1)
+    single = expanded(report)
+    assert [len(block.sequences) for block in report.blocks] == [2, 1], "with a loss, and without"
+    assert [step.sequence for step in single.steps] == [1, 2, 3]
+    assert [step.step for step in single.steps] == [10, 20, 30]
+    blocks, others = in_blocks(single.steps)
+    assert (blocks, others) == (report.blocks, ())
+
+
+def test_a_step_with_something_not_finite_goes_by_itself():
+    def step_of(rank: int, sequence: int) -> RankStep:
+        share = Share(group="ddp", replica_index=rank, replica_count=2)
+        values = {"loss_nonfinite": float(sequence == 2 and rank == 1)}
+        return rank_step(rank, make_record(sequence, values, [gradient_row(elements=4.0)]), share)
+
+    report = report_of(0, 1, step_of=step_of, world_size=2)
+    assert [step.sequence for step in report.steps] == [2]
+    assert [block.sequences for block in report.blocks] == [(1, 3)]
+    assert [step.nonfinite_loss_ranks for step in merged([report])] == [(), (1,), ()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), placements())
+def test_blocks_merge_to_the_bits_of_single_steps(data, placement):
+    ranks = list(range(placement.world_size))
+    groups = sorted(spread(data.draw, ranks), key=lambda own: 0 not in own)
+    reports = [
+        report_of(*own, step_of=placement.rank_step, world_size=len(ranks), steps=2)
+        for own in groups
+    ]
+    reports = [replace(report, node_rank=number) for number, report in enumerate(reports)]
+    reports[1:] = data.draw(st.permutations(reports[1:]))
+    some = [
+        report if together and at % 2 else expanded(report) for at, report in enumerate(reports)
+    ]
+    found, single = merged(reports), merged([expanded(report) for report in reports])
+    assert list(map(repr, found)) == list(map(repr, single))
+    assert list(map(repr, merged(some))) == list(map(repr, single))
+
+
+def test_a_report_of_the_format_before_is_read():
+    report = expanded(report_of(0, 1))
+    body = bytearray(encode_report(report))
+    assert body[1] == 7
+    body[1] = 6
+    assert repr(decode_report(bytes(body))) == repr(report)
+
+
+REPORT = report_of(2, 3)
+
+
+def forged(**changes: Any) -> bytes:
+    return encode_report(replace(REPORT, blocks=(replace(REPORT.blocks[0], **changes),)))
+
+
+def formed(**changes: Any) -> bytes:
+    return forged(form=replace(REPORT.blocks[0].form, **changes))
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (forged(sequences=(3, 1)), "do not ascend"),
+        (forged(sequences=(1, 9)), "not from 0 to 3"),
+        (forged(steps=(10,)), "not as many"),
+        (forged(times_unix_seconds=(1.0, float("nan"))), "time of"),
+        (forged(values=REPORT.blocks[0].values[8:]), "bytes"),
+        (forged(values=b"\xff" * len(REPORT.blocks[0].values)), "no observation"),
+        (forged(digests=b""), "bytes"),
+        (formed(ranks=(2, 9)), "below"),
+        (formed(ranks=()), "no ranks"),
+        (formed(holding=7), "holding"),
+        (formed(counts=()), "counts"),
+        (formed(places=(3, 2, 1)), "counts|ascend"),
+        (encode_report(replace(REPORT, blocks=2 * REPORT.blocks[:1])), "not unique"),
+    ],
+)
+def test_a_block_that_contradicts_itself_is_refused_with_the_reason(body, reason):
+    with pytest.raises(ReportError, match=reason):
+        decode_report(body)
