@@ -77,9 +77,7 @@ def test_blocks_merge_to_the_bits_of_single_steps(data, placement):
     ]
     reports = [replace(report, node_rank=number) for number, report in enumerate(reports)]
     reports[1:] = data.draw(st.permutations(reports[1:]))
-    some = [
-        report if together and at % 2 else expanded(report) for at, report in enumerate(reports)
-    ]
+    some = [expanded(own) if at % 2 else own for at, own in enumerate(reports)]
     found, single = merged(reports), merged([expanded(report) for report in reports])
     assert list(map(repr, found)) == list(map(repr, single))
     assert list(map(repr, merged(some))) == list(map(repr, single))
