@@ -105,10 +105,6 @@ class RankState:
     """Features in use that the probe cannot measure."""
 
 
-UNHELD_GRADIENTS = "gradients that no optimizer holds: "
-"""Begins the entry of `RankState.unsupported` that names them."""
-
-
 def step_values(
     scalars: Mapping[str, float], columns: Sequence[str] = STEP_COLUMN_NAMES
 ) -> FloatArray:

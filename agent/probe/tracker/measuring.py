@@ -22,7 +22,7 @@ from mp_agent.records.columns import (
     LATE_CLIPPING,
     LOSS_FACTOR,
 )
-from mp_agent.records.steps import UNHELD_GRADIENTS, Phase
+from mp_agent.records.steps import Phase
 
 
 class StepEnd:
@@ -245,7 +245,6 @@ class GradientMeasuring:
         context.note_learning_rate(first)
         if not first.managed:
             context.note_trainer_step(first, step.sequence)
-            context.note_unsupported(f"{UNHELD_GRADIENTS}{found}")
 
     def _note_factors(self, step: OpenStep, point: str) -> None:
         """Record by what gradients were multiplied since backward, and the loss before it.

@@ -22,7 +22,8 @@ from mp_agent.flight.postmortem.diagnosis import (
 )
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.steps import UNHELD_GRADIENTS, EndReason
+from mp_agent.records.schema import UNHELD
+from mp_agent.records.steps import EndReason
 
 _WEIGHTS = {
     Severity.CRITICAL.value: STRONG + MEDIUM,
@@ -357,12 +358,8 @@ def _zero_gradients(case: Case, sequence: int) -> Iterator[Argument]:
 
 
 def _without_gradients(case: Case, _: int) -> Iterator[Argument]:
-    notes = {note for log in case.evidence.ranks for note in log.state.unsupported}
-    for note in sorted(notes):
-        if (names := note.removeprefix(UNHELD_GRADIENTS)) != note:
-            yield Argument(
-                f"Other tensors have gradients, and no optimizer holds them: {names}.", STRONG
-            )
+    if names := case.evidence.facts.get(UNHELD):
+        yield Argument(f"No optimizer holds parameters that have gradients: {names}.", STRONG)
 
 
 def _constant_loss(case: Case, sequence: int) -> Iterator[Argument]:

@@ -10,7 +10,7 @@ from mp_agent.flight.postmortem.analysis import remedies_for
 from mp_agent.records.columns import LOCAL_GRAD_NORM, step_columns
 from mp_agent.records.flight import RankLog, Segment
 from mp_agent.records.merged import Comparison, MergedStep, Reduction
-from mp_agent.records.steps import UNHELD_GRADIENTS
+from mp_agent.records.schema import UNHELD
 from tests.agent.flight.builders import calm, findings_of, make_log, overflow
 from tests.agent.node.builders import make_record, make_schema, merged_step
 from tests.agent.records.samples import make_condition
@@ -68,11 +68,11 @@ def test_local_sgd_is_accused_of_nothing():
 
 def test_an_optimizer_without_gradients_names_the_tensors_that_have_some():
     steps = [merged_step(n, loss=2.0 + (n % 5) / 100) for n in range(1, 200)]
-    log = make_log(segments=(Segment(schema=make_schema()),))
-    noted = replace(log, state=replace(log.state, unsupported=(f"{UNHELD_GRADIENTS}a.weight",)))
-    first = next(iter(findings_of(steps, ranks=[noted]).values()))
+    schema = replace(make_schema(), facts=((UNHELD, "a.weight"),))
+    log = make_log(segments=(Segment(schema=schema),))
+    first = next(iter(findings_of(steps, ranks=[log]).values()))
     assert (first.cause.name, first.step) == ("optimizer_without_gradients", 1)
-    assert any("holds them: a.weight" in one.text for one in first.arguments_for)
+    assert any("that have gradients: a.weight" in one.text for one in first.arguments_for)
     assert "create the optimizer after" in remedies_for(first.cause)[0].remedies[0]
 
 
