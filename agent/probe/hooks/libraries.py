@@ -256,7 +256,7 @@ class _Hooks:
         if view not in self._known:
             self._known.add(view)
             if (dtype := _compute_dtype()) is not None:
-                self._events.autocast_entered(dtype)
+                self._events.autocast_entered(dtype, with_gradients=False)
         if optimizer.clipnorm and optimizer.clipnorm > 0:
             self._events.unsupported(CLIPPED_ALONE)
         view.given = {

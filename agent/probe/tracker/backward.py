@@ -153,8 +153,8 @@ class BackwardTracking:
         if context.trains_other_model:
             return
         context.parts.backward_ended(within_step=thread.in_closure)
-        watched = context.registry.roles.watched
-        context.order.backward_ended(watched, in_closure=thread.in_closure)
+        known = context.registry.roles.watched
+        context.order.backward_ended(known, in_closure=thread.in_closure)
         context.instruments.backward_ended(context.step)
         if (plan := context.marked_plan()) is not None:
             thread.gradients.backward_ended(plan)

@@ -79,8 +79,9 @@ class StepEnd:
             roles.confirm(watched)
         step = context.boundaries.of(watched)
         ends_step = step is context.boundaries.step
-        skipped = watched.scalars.get("skipped") == 1.0
-        context.order.stepped(watched, roles.watched, step, skipped=skipped)
+        skipped = watched.scalars.get("skipped")
+        not_stepped = isinstance(skipped, float) and skipped > 0.0  # a flag on a device stays there
+        context.order.stepped(watched, roles.watched, step, skipped=not_stepped)
         context.instruments.optimizer_stepped(step, watched)
         awaited = roles.awaited
         roles.stepped(watched)
@@ -330,7 +331,7 @@ class ClippingTracking:
         """Record the limit and the norm of the clipping under way."""
         limit, norm = snapshot_of(max_norm), snapshot_of(total_norm)
         if self._context.thread.clips_late:
-            if limit == inf:  # it only asks for the norm
+            if isinstance(limit, float) and limit == inf:  # it only asks for the norm
                 self._context.step.scalars.pop(LATE_CLIPPING, None)
             return
         if limit is None or norm is None:

@@ -2,10 +2,10 @@
 
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metrics import training
-from tests.alerting.examples.example import Example, Examples, Track, flat
+from tests.alerting.examples.example import Example, Examples, Track, Value, flat
 
 
-def _mistake(mistake: str, *values: float | None) -> Track:
+def _mistake(mistake: str, *values: Value) -> Track:
     return Track(training.LOOP_MISTAKE_STEPS, values, {"mistake": mistake})
 
 

@@ -173,3 +173,32 @@ def test_a_learning_rate_of_0_unless_the_loss_falls_all_the_same(account: Accumu
     assert found == {}
     untrained(account, 200, loss=(1.0, 0.01))
     assert untrained(account, 400, learning_rate=0.0, loss=(1.0, 0.02)) == {"learning rate 0": 400}
+
+
+def mistakes(account: Accumulator, steps: int, **columns: float) -> dict[str, int]:
+    """Return the mistakes of the loop after so many more steps with these columns."""
+    for _ in range(steps):
+        account.fold_step(merged_step((last_of(account) or 0) + 1, norm=1.0, **columns))
+    return dict(account.progress.loop.view().steps)
+
+
+def test_mistakes_of_the_loop_count_in_a_row_each_by_itself(account: Accumulator) -> None:
+    assert mistakes(account, 5, gradients_add_up=1.0) == {"gradients add up": 5}
+    both = mistakes(account, 3, gradients_add_up=1.0, left_in_evaluation=1.0)
+    assert both == {"gradients add up": 8, "evaluation mode": 3}
+    assert mistakes(account, 2, skipped=1.0) == both
+    assert mistakes(account, 1) == {}
+
+
+def test_backwards_before_gradients_of_the_script_itself_were_of_use(account: Accumulator) -> None:
+    discarded = {"backwards_discarded": 3.0}
+    assert mistakes(account, 2, gradient_factor=1.0, **discarded) == {"gradients discarded": 2}
+    assert mistakes(account, 1, gradient_factor=0.5, **discarded) == {}
+
+
+def test_only_samples_count_for_autocast_without_effect(account: Accumulator) -> None:
+    mistakes(account, 2, autocast_fp32_share=1.0)
+    mistakes(account, 5)
+    assert account.progress.loop.view().fp32_samples == 2
+    mistakes(account, 1, autocast_fp32_share=0.5)
+    assert account.progress.loop.view().fp32_samples == 0

@@ -167,7 +167,7 @@ def _foreach(model: nn.Module, optimizer: object) -> None:
         torch._foreach_zero_(found)
 
 
-for name, clear in {
+_CLEARINGS: dict[str, Callable[..., object]] = {
     "zero_grad": lambda model, optimizer: optimizer.zero_grad(),
     "zero_grad_to_zeros": lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
     "zero_grad_of_the_model": lambda model, optimizer: model.zero_grad(),
@@ -175,7 +175,8 @@ for name, clear in {
     "gradients_zeroed_by_hand": _zeros,
     "gradient_data_zeroed_by_hand": partial(_zeros, detached=True),
     "gradients_zeroed_together": _foreach,
-}.items():
+}
+for name, clear in _CLEARINGS.items():
     HEALTHY[name] = partial(train, clear)
 
 
@@ -293,7 +294,7 @@ def gan_whose_generator_stays_in_evaluation() -> None:
 
 
 @healthy
-def examples_against_the_model() -> None:
+def examples_against_the_model():
     model = classifier()
     optimizer = sgd(model)
     for step in range(STEPS):
@@ -310,7 +311,7 @@ def examples_against_the_model() -> None:
 
 
 @healthy
-def sharpness_aware() -> None:
+def sharpness_aware():
     model = classifier()
     optimizer = sgd(model)
     for step in range(STEPS):
@@ -326,7 +327,7 @@ def sharpness_aware() -> None:
         optimizer.zero_grad()
 
 
-def by_example(put: Callable[[Tensor, Tensor], object], *, clips: bool = False) -> None:
+def by_example(put, *, clips=False):
     """Clip the gradients of each part, and step with their sum, as private training does."""
     model = classifier()
     optimizer = sgd(model)
@@ -345,22 +346,22 @@ def by_example(put: Callable[[Tensor, Tensor], object], *, clips: bool = False) 
 
 
 @healthy
-def sums_of_clipped_parts() -> None:
+def sums_of_clipped_parts():
     by_example(lambda parameter, total: parameter.grad.copy_(total), clips=True)
 
 
 @healthy
-def sums_in_the_gradients() -> None:
+def sums_in_the_gradients():
     by_example(lambda parameter, total: parameter.grad.copy_(total))
 
 
 @healthy
-def sums_in_the_data_of_gradients() -> None:
+def sums_in_the_data_of_gradients():
     by_example(lambda parameter, total: setattr(parameter.grad, "data", total))
 
 
 @healthy
-def sums_in_the_place_of_gradients() -> None:
+def sums_in_the_place_of_gradients():
     by_example(lambda parameter, total: setattr(parameter, "grad", total))
 
 
@@ -377,7 +378,7 @@ def gradients_of_tasks_before_their_sum() -> None:
         optimizer.step()
 
 
-def learn_to_learn(*, by_weights: bool) -> None:
+def learn_to_learn(*, by_weights):
     """Train from weights that are restored after some inner steps: FOMAML, or Reptile."""
     model = classifier()
     optimizer, inner = sgd(model), sgd(model, 0.01)
@@ -471,12 +472,12 @@ def returns_to_training() -> None:
 
 
 @healthy
-def returns_to_training_by_attribute() -> None:
+def returns_to_training_by_attribute():
     evaluate(lambda model: [setattr(each, "training", True) for each in model.modules()])
 
 
 @healthy
-def returns_to_training_but_for_the_statistics() -> None:
+def returns_to_training_but_for_the_statistics():
     evaluate(lambda model: (model.train(), model[1].eval()))
 
 
@@ -521,13 +522,13 @@ def under_autocast(call: Callable[[nn.Module, Tensor], Tensor], *, inside: bool 
 
 
 @healthy
-def model_under_autocast() -> None:
+def model_under_autocast():
     under_autocast(lambda model, inputs: model(inputs))
 
 
 @healthy
-def head_outside_of_autocast() -> None:
-    def call(model: nn.Sequential, inputs: Tensor) -> Tensor:
+def head_outside_of_autocast():
+    def call(model, inputs):
         hidden = model[:4](inputs)
         with torch.autocast("cpu", enabled=False):
             return model[4](hidden.float())
@@ -536,13 +537,13 @@ def head_outside_of_autocast() -> None:
 
 
 @wrong(AUTOCAST_FP32_SHARE)
-def only_the_loss_under_autocast() -> None:
+def only_the_loss_under_autocast():
     under_autocast(lambda model, inputs: model(inputs), inside=False)
 
 
 @wrong(AUTOCAST_FP32_SHARE)
-def autocast_disabled_within() -> None:
-    def call(model: nn.Module, inputs: Tensor) -> Tensor:
+def autocast_disabled_within():
+    def call(model, inputs):
         with torch.autocast("cpu", enabled=False):
             return model(inputs)
 
