@@ -65,6 +65,12 @@ def loss_of(model: nn.Module, step: int, part: int = 0) -> Tensor:
     return cross_entropy(model(inputs), classes)
 
 
+def gradient_of(tensor: Tensor) -> Tensor:
+    gradient = tensor.grad
+    assert gradient is not None
+    return gradient
+
+
 def train(clear: Callable[[nn.Module, torch.optim.Optimizer], object]) -> None:
     model = classifier()
     optimizer = sgd(model)
@@ -294,7 +300,7 @@ def gan_whose_generator_stays_in_evaluation() -> None:
 
 
 @healthy
-def examples_against_the_model():
+def examples_against_the_model() -> None:
     model = classifier()
     optimizer = sgd(model)
     for step in range(STEPS):
@@ -303,7 +309,7 @@ def examples_against_the_model():
         for _ in range(2):
             inputs.requires_grad_()
             cross_entropy(model(inputs), classes).backward()
-            inputs = (inputs + 0.1 * inputs.grad.sign()).detach()
+            inputs = (inputs + 0.1 * gradient_of(inputs).sign()).detach()
         model.train()
         optimizer.zero_grad()
         cross_entropy(model(inputs), classes).backward()
@@ -311,18 +317,20 @@ def examples_against_the_model():
 
 
 @healthy
-def sharpness_aware():
+def sharpness_aware() -> None:
     model = classifier()
     optimizer = sgd(model)
     for step in range(STEPS):
         loss_of(model, step).backward()
-        moves = [0.05 * each.grad for each in model.parameters()]
+        moves = [0.05 * gradient_of(each) for each in model.parameters()]
         with torch.no_grad():
-            torch._foreach_add_(list(model.parameters()), moves)
+            for each, move in zip(model.parameters(), moves, strict=True):
+                each.add_(move)
         optimizer.zero_grad()
         loss_of(model, step).backward()
         with torch.no_grad():
-            torch._foreach_sub_(list(model.parameters()), moves)
+            for each, move in zip(model.parameters(), moves, strict=True):
+                each.sub_(move)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -339,7 +347,7 @@ def by_example(put, *, clips=False):
             if clips:
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for total, each in zip(sums, model.parameters(), strict=True):
-                total.add_(each.grad)
+                total.add_(gradient_of(each))
         for total, each in zip(sums, model.parameters(), strict=True):
             put(each, total)
         optimizer.step()
@@ -347,12 +355,12 @@ def by_example(put, *, clips=False):
 
 @healthy
 def sums_of_clipped_parts():
-    by_example(lambda parameter, total: parameter.grad.copy_(total), clips=True)
+    by_example(lambda parameter, total: gradient_of(parameter).copy_(total), clips=True)
 
 
 @healthy
 def sums_in_the_gradients():
-    by_example(lambda parameter, total: parameter.grad.copy_(total))
+    by_example(lambda parameter, total: gradient_of(parameter).copy_(total))
 
 
 @healthy
@@ -378,7 +386,7 @@ def gradients_of_tasks_before_their_sum() -> None:
         optimizer.step()
 
 
-def learn_to_learn(*, by_weights):
+def learn_to_learn(*, by_weights: bool) -> None:
     """Train from weights that are restored after some inner steps: FOMAML, or Reptile."""
     model = classifier()
     optimizer, inner = sgd(model), sgd(model, 0.01)
@@ -391,7 +399,7 @@ def learn_to_learn(*, by_weights):
                 inner.step()
             else:
                 for each in model.parameters():
-                    each.data.sub_(0.01 * each.grad)
+                    each.data.sub_(0.01 * gradient_of(each))
         if not by_weights:
             optimizer.zero_grad()
             loss_of(model, step, 3).backward()
@@ -472,13 +480,21 @@ def returns_to_training() -> None:
 
 
 @healthy
-def returns_to_training_by_attribute():
-    evaluate(lambda model: [setattr(each, "training", True) for each in model.modules()])
+def returns_to_training_by_attribute() -> None:
+    def back(model: nn.Module) -> None:
+        for each in model.modules():
+            each.training = True
+
+    evaluate(back)
 
 
 @healthy
-def returns_to_training_but_for_the_statistics():
-    evaluate(lambda model: (model.train(), model[1].eval()))
+def returns_to_training_but_for_the_statistics() -> None:
+    def back(model: nn.Module) -> None:
+        model.train()
+        model.get_submodule("1").eval()
+
+    evaluate(back)
 
 
 @healthy
