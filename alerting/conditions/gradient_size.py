@@ -143,6 +143,8 @@ GRADIENT_EXPLOSION = Condition(
         "MpAgentReplicaDivergence",
         "MpAgentClippingBeforeUnscale",
         "MpAgentLearningRateJump",
+        "MpAgentGradientsAddUp",
+        "MpAgentClippingAfterStep",
     ),
     needs=((Quantity.GRAD_NORM,),),
     usual=Quantity.GRAD_NORM,

@@ -127,6 +127,7 @@ LOSS_DIVERGING = Condition(
         "MpAgentLearningRateJump",
         "MpAgentReplicaDivergence",
         "MpAgentNonFiniteUpdate",
+        "MpAgentGradientsAddUp",
     ),
     needs=((Quantity.LOSS,),),
     usual=Quantity.LOSS,
