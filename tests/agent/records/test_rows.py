@@ -221,4 +221,4 @@ def test_a_report_of_a_usual_node_is_small():
         node.write()
 
     assert idle < 1_000
-    assert (len(encode_report(node.report())) - idle) / 10 < 450
+    assert (len(encode_report(node.report())) - idle) / 10 < 500
