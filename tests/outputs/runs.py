@@ -262,6 +262,7 @@ def schema_of(script: Script, rank: int) -> Schema:
         ),
     ]
     facts = {"strategy": "fsdp", "precision": "fp16", "scaler": "grad_scaler", "device": "cuda"}
+    facts["trained_ratio"] = "0.75"
     formats = {"autocast_format": "fp16", "parameter_format": "fp32", "gradient_format": "fp32"}
     collections = encode_collections([TensorCollection("mlp", ("mlp",))])
     return Schema(
@@ -311,6 +312,9 @@ def _step_values(rank: int, sequence: int, changes: Values) -> FloatArray:
         "local_grad_nonfinite_backward": nan,
         "loss_factor": 1.0,
         "gradient_factor": 1.0,
+        "unheld_parameters": 0.0,
+        "unchanged_parameters": 0.0,
+        "rounded_ratio": 0.25,
         "step_seconds": STEP_SECONDS,
     }
     columns = {

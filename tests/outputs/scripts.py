@@ -59,6 +59,8 @@ def _trouble(rank: int, sequence: int) -> Values:
     if sequence >= 48:
         changes |= {
             "learning_rate": 0.0,
+            "unheld_parameters": 2.0,
+            "unchanged_parameters": 1.0,
             f"gradients.sum_squares@{LAYERS[0]}": 2.0**24,
             f"gradients.abs_max@{LAYERS[1]}": 2.0**-40,
             f"gradients.zero_elements@{LAYERS[1]}": 1000.0,
@@ -116,13 +118,19 @@ SCRIPTS = (
         steps=96,
         changes=_trouble,
         first_step=1001,
-        facts={"precision": "bf16", "scaler": "none", "strategy": "ddp"},
         baseline=Baseline(
             runs=("good",),
             world_sizes=(2,),
             layers=dict.fromkeys(LAYERS[1:], 0.0),
             facts={"precision": ("fp16",)},
         ),
+        facts={
+            "precision": "bf16",
+            "scaler": "none",
+            "strategy": "ddp",
+            "unheld_parameters": "head.weight, head.bias",
+            "unchanged_parameters": "embed.weight",
+        },
         after=_lose_a_rank,
     ),
     Script(
