@@ -429,6 +429,20 @@ def _rounded_away(random: Random) -> Events:
     yield from training.forever(optimizer={"rounded_elements": 1.0, "lost_updates": 0.9})
 
 
+def _replaced_head(random: Random) -> Events:
+    """A new head, which the optimizer does not hold."""
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(of_rank={0: {"unheld_parameters": 2.0}})
+
+
+def _updated_copies(random: Random) -> Events:
+    """The step updates copies of the weights."""
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(of_rank={0: {"unchanged_parameters": 8.0}})
+
+
 def _half_state(random: Random) -> Events:
     """Adam's state is in FP16 with an epsilon of 1e-8."""
     training, before = _trained(random)
@@ -979,6 +993,20 @@ FAULTS = (
         script=_rounded_away,
         expected={"MpAgentUpdatesLost": "warning"},
         minutes=60,
+    ),
+    Scenario(
+        name="replaced-head",
+        what="two parameters of a new head are in no optimizer",
+        script=_replaced_head,
+        expected={"MpAgentParametersWithoutOptimizer": "warning"},
+        minutes=40,
+    ),
+    Scenario(
+        name="updated-copies",
+        what="the optimizer's step updates copies of the weights",
+        script=_updated_copies,
+        expected={"MpAgentWeightsUnchanged": "critical"},
+        minutes=40,
     ),
     Scenario(
         name="half-state",
