@@ -74,22 +74,19 @@ class ParameterCensus:
         found = self._registry.unheld_gradients(strays=strays)
         before, self._suspects = self._suspects, {}
         names: list[str] = []
-        kept: list[torch.Tensor] = []
+        unchanged: list[torch.Tensor] = []
         for name, parameter in found:
             known = before.get(id(parameter))
-            if known is not None and known.of(parameter):
-                names.append(name)
-                kept.append(known.is_unchanged())
             self._suspects[id(parameter)] = _Suspect.made_of(parameter)
-        count = (
-            scalar_of(torch.stack([each.to(kept[0].device) for each in kept]).sum())
-            if kept
-            else 0.0
-        )
-        if count is not None:
-            scalars[UNHELD_PARAMETERS] = count
+            if known is not None and known.of(parameter):
+                same = known.is_unchanged()
+                if not accelerator.is_on_host(same.device) or same:
+                    names.append(name)
+                    unchanged.append(same)
+        verdicts = accelerator.on_one_device(unchanged) if unchanged else []
+        scalars[UNHELD_PARAMETERS] = _scalar(torch.stack(verdicts).sum()) if verdicts else 0.0
         _note_names(self._traits, UNHELD, names)
-        self.looks.end(sequence, soon=len(names) < len(found))
+        self.looks.end(sequence, soon=not self._suspects.keys() <= before.keys())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -521,4 +521,5 @@ def test_loops_in_good_health_bring_neither(see, loop):
     seen = see(loop)
 
     assert {UNHELD, UNCHANGED}.isdisjoint(seen.alerts)
-    assert seen.values.get("parameters_unheld", 0.0) == 0.0
+    assert seen.values["parameters_unheld"] == 0.0
+    assert not any("_parameters_info" in series for series in seen.values)
