@@ -40,7 +40,8 @@ def fsdp2() -> nn.Module:
 
 
 def hsdp() -> nn.Module:
-    return fully_shard(make_model(), mesh=init_device_mesh("cpu", (2, 2)))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
+    return fully_shard(make_model(), mesh=mesh)
 
 
 def _tensor_parallel() -> tuple[nn.Module, torch.distributed.DeviceMesh]:
