@@ -9,8 +9,10 @@ dataset = TensorDataset(torch.arange(64))
 
 
 def batches(rank: int, epoch: int) -> list[list[int]]:
-    """Return what a rank trains on; torch.distributed knows `num_replicas` and `rank` itself."""
-    sampler = DistributedSampler(dataset, num_replicas=RANKS, rank=rank, shuffle=True)
+    """Return what a rank trains on; under torch.distributed no numbers need to be given."""
+    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(
+        dataset, RANKS, rank, shuffle=True
+    )
     loader = DataLoader(dataset, batch_size=8, sampler=sampler)
     sampler.set_epoch(epoch)  # else every epoch has the order of the first
     return [batch.tolist() for (batch,) in loader]  # not next(iter(loader)), which begins an epoch

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,22 +36,22 @@ def ddp() -> nn.Module:
     return DistributedDataParallel(make_model())
 
 
-def fsdp2() -> nn.Module:
+def fsdp2():
     return fully_shard(make_model())
 
 
-def hsdp() -> nn.Module:
+def hsdp():
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
     return fully_shard(make_model(), mesh=mesh)
 
 
-def _tensor_parallel() -> tuple[nn.Module, torch.distributed.DeviceMesh]:
+def _tensor_parallel():
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     return parallelize_module(make_model(), mesh["tp"], plan), mesh
 
 
-def fsdp2_over_tensor_parallelism() -> nn.Module:
+def fsdp2_over_tensor_parallelism():
     model, mesh = _tensor_parallel()
     return fully_shard(model, mesh=mesh["dp"])
 
@@ -69,7 +70,7 @@ def ddp_next_to_context_parallelism() -> nn.Module:
 
 
 # The last one makes groups that stay for as long as the job.
-EXPECTED: dict[Callable[[], nn.Module], list[str]] = {
+EXPECTED: dict[Callable[[], Any], list[str]] = {
     ddp: ["0-3"] * RANKS,
     fsdp2: ["0-3"] * RANKS,
     hsdp: ["0-3"] * RANKS,
@@ -92,7 +93,7 @@ def train(rank: int, directory: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def rings(tmp_path_factory) -> Path:
+def rings(tmp_path_factory):
     directory = tmp_path_factory.mktemp("ranks")
     run_ranks(train, directory, ranks=RANKS)
     return directory

@@ -47,7 +47,7 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(48, 4))
 
 
-class SameItem(Dataset):
+class SameItem(Dataset[Batch]):
     """A dataset that has forgotten its index."""
 
     def __init__(self) -> None:
@@ -57,10 +57,11 @@ class SameItem(Dataset):
         return len(self._samples)
 
     def __getitem__(self, index: int) -> Batch:
-        return self._samples[0]
+        ids, classes = self._samples[0]
+        return ids, classes
 
 
-def forever(loader: DataLoader) -> Iterator[Batch]:
+def forever(loader) -> Iterator[Batch]:
     while True:
         yield from loader
 
@@ -205,7 +206,7 @@ def of_rank(case: str, rank: int) -> Iterator[Batch]:
         return forever(DataLoader(samples(), batch_size=8))
     if case == "one seed":
         return drawn()
-    sampler = DistributedSampler(samples(), RANKS, rank)
+    sampler: DistributedSampler[Batch] = DistributedSampler(samples(), RANKS, rank)
     if case == "a sampler":
         return forever(DataLoader(samples(), batch_size=8, sampler=sampler))
     if case == "single rows on one rank":
@@ -254,7 +255,7 @@ def _train_wrapped(case: str, rank: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def rings(tmp_path_factory) -> Path:
+def rings(tmp_path_factory):
     directory = tmp_path_factory.mktemp("ranks")
     run_ranks(train_ranks, directory, ranks=RANKS)
     return directory
