@@ -164,14 +164,14 @@ LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
                 Compare(
                     _steps("loss_scale_share_of_initial"),
                     ">=",
-                    limit("loss_scale_collapsed_steps"),
+                    limit("loss_scale_share_of_initial_steps"),
                 ),
             ),
             keep=duration("loss_scale_keep"),
             description="The loss scale of run {run} has fallen to {value|number}, less than "
             "<loss_scale_share_of_initial> of its initial value, for "
-            "<loss_scale_collapsed_steps> steps or more.",
-            reason="No delay: it takes loss_scale_collapsed_steps steps; the alert lasts beyond "
+            "<loss_scale_share_of_initial_steps> steps or more.",
+            reason="No delay: it takes loss_scale_share_of_initial_steps steps; the alert lasts beyond "
             "increases between two decreases.",
         ),
     ),
@@ -294,10 +294,10 @@ LOSS_SCALE_LOW_AND_FALLING = Condition(
             severity=Severity.WARNING,
             when=all_of(
                 Seen(SCALE),
-                Compare(_steps("loss_scale_low"), ">=", limit("loss_scale_falling_steps")),
+                Compare(_steps("loss_scale_low"), ">=", limit("loss_scale_low_steps")),
             ),
             keep=duration("loss_scale_keep"),
-            reason="No delay: it takes loss_scale_falling_steps steps, which a run that hung "
+            reason="No delay: it takes loss_scale_low_steps steps, which a run that hung "
             "during the fall does not make; the alert lasts beyond pauses between two overflows.",
             description=_DESCRIPTION,
         ),

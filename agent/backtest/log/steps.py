@@ -121,6 +121,8 @@ class Course:
 def course_of(log: TrainingLog, given_step_seconds: float | None = None) -> Course:
     """Return the steps of a log with their times."""
     points, notes = _without_idle_scale(log.points)
+    if given_step_seconds is not None:  # instead of what the log says of time
+        points = [replace(each, time_seconds=None, step_seconds=None) for each in points]
     pace = pace_of(log, points, given_step_seconds)
     if log.merged:
         return Course(log=log, points=points, pace=pace, notes=tuple(notes))

@@ -55,13 +55,13 @@ LOSS_SCALE_THRESHOLDS = (
         meaning="steps for a slow fall of the loss scale",
     ),
     Threshold(
-        name="loss_scale_falling_steps",
+        name="loss_scale_low_steps",
         value=60.0,
         unit="{step}",
         meaning="consecutive steps with a loss scale that is low and falling",
     ),
     Threshold(
-        name="loss_scale_collapsed_steps",
+        name="loss_scale_share_of_initial_steps",
         value=240.0,
         unit="{step}",
         meaning="consecutive steps with a collapsed loss scale: more than the rest of an attempt",

@@ -62,7 +62,9 @@ class NormHistory:
     refused: int = 0
     added: int = 0
     below: dict[str, int] = field(default_factory=dict)
-    """Threshold → consecutive steps with a norm below it."""
+    """Threshold → consecutive steps with a norm below it, steps that were not seen among them."""
+    below_since: dict[str, int] = field(default_factory=dict)
+    """Threshold → step, counted in the attempt, of the first of them."""
 
     @property
     def usual(self) -> float | None:
@@ -129,10 +131,15 @@ class NormHistory:
             lowest = inf if self.lowest is None else self.lowest + _FORGET
             self.lowest = min(self.center, lowest)
 
-    def count_below(self, norm: float, thresholds: Mapping[str, float]) -> None:
+    def count_below(self, norm: float, sequence: int, thresholds: Mapping[str, float]) -> None:
         """Count consecutive steps below each of the low thresholds."""
+        self.below_since = {
+            name: self.below_since.get(name, sequence)
+            for name in LOW_BOUNDS
+            if norm < thresholds[name]
+        }
         self.below = {
-            name: self.below.get(name, 0) + 1 if norm < thresholds[name] else 0
+            name: sequence - self.below_since[name] + 1 if name in self.below_since else 0
             for name in LOW_BOUNDS
         }
 
@@ -180,7 +187,7 @@ class NormTracker(Tracker):
             if exploded:
                 self.exploded[name] = norm
             history.fold(norm, exploded=exploded, loss_risen=loss_risen)
-            history.count_below(norm, thresholds)
+            history.count_below(norm, step.sequence, thresholds)
         if self.exploded:
             self.exploded_steps_ago = 0
         elif self.exploded_steps_ago is not None:

@@ -37,6 +37,8 @@ class LossScaleTracker(Tracker):
     """Whether the last step's decrease is one of too many in a row."""
     low_steps: dict[str, int] = field(default_factory=dict)
     """Threshold → consecutive steps after calibration with a scale that is low by it."""
+    low_since: dict[str, int] = field(default_factory=dict)
+    """Threshold → step, counted in the attempt, of the first of them."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Account for a closed step."""
@@ -66,8 +68,11 @@ class LossScaleTracker(Tracker):
         in_row = next((i for i, move in enumerate(reversed(moves)) if move > 0), len(moves))
         self.lowered_again = lowered and in_row >= thresholds["loss_scale_decreases_in_row"]
         low = self._low(scale, sequence, -sum(moves), thresholds)
+        self.low_since = {
+            name: self.low_since.get(name, sequence) for name, is_so in low.items() if is_so
+        }
         self.low_steps = {
-            name: self.low_steps.get(name, 0) + 1 if is_so else 0 for name, is_so in low.items()
+            name: sequence - self.low_since[name] + 1 if is_so else 0 for name, is_so in low.items()
         }
 
     def _moves(self, after: float) -> list[int]:

@@ -20,6 +20,8 @@ class OverflowShares(Tracker):
     """Skipped steps in each hundred, the one that is being counted last."""
     steps: int = 0
     """Steps of that one."""
+    last: int | None = None
+    """The last step, counted in the attempt; what lies between two was not skipped."""
     exceeded: tuple[str, ...] = ()
     """If the last step was skipped: names of the thresholds that the share then exceeds."""
 
@@ -29,10 +31,13 @@ class OverflowShares(Tracker):
         thresholds = context.thresholds
         if step.sequence < thresholds["calibration_steps"]:
             return
-        if not self.blocks or self.steps == _BLOCK_STEPS:
-            kept = 3 * _blocks(thresholds["overflow_rise_steps"])
-            self.blocks, self.steps = [*self.blocks[1 - kept :], 0], 0
-        self.steps += 1
+        made = 1 if self.last is None else max(step.sequence - self.last, 1)
+        self.last = step.sequence
+        kept = 3 * _blocks(thresholds["overflow_rise_steps"])
+        for _ in range(min(made, kept * _BLOCK_STEPS)):
+            if not self.blocks or self.steps == _BLOCK_STEPS:
+                self.blocks, self.steps = [*self.blocks[1 - kept :], 0], 0
+            self.steps += 1
         if step.skipped:
             self.blocks[-1] += 1
             self.exceeded = tuple(self._exceeded(thresholds))

@@ -29,8 +29,7 @@ SCRAPE_SECONDS = 15.0
 _JUDGEMENTS_PER_GAP = 240
 _QUIET_SCRAPES = 2
 """Between two judgements while nothing holds and no counter of trouble moves."""
-_LOW_STEPS = 3
-"""Steps with a low norm from which on a condition may look at them."""
+_UNTRAINED = ("untrained_steps", "probably_untrained_steps", "constant_loss_steps")
 _ROUTINE = frozenset(("mp_agent.steps",))
 """Counters that move with every step of any run."""
 
@@ -156,9 +155,14 @@ class RunJudge:
             progress.incident.first,
             progress.loss_scale.scale,
             *(
-                (reason, steps >= limits["untrained_steps"], steps >= limits["constant_loss_steps"])
+                (reason, *(steps >= limits[limit] for limit in _UNTRAINED))
                 for reason, steps in learning.untrained.items()
             ),
+            *(
+                (limit, steps >= limits[f"{limit}_steps"])
+                for limit, steps in progress.loss_scale.low_steps.items()
+            ),
+            *(steps >= limits["sustained_steps"] for steps in progress.sustained.steps.values()),
             progress.losses.rising_steps >= limits["loss_rising_steps"],
             reference.lost_steps > 0,
             reference.lost_steps >= limits["loss_lost_steps"],
@@ -169,9 +173,9 @@ class RunJudge:
             progress.rank_losses.level is not None,
             learning.scaled_clip_steps >= limits["scaled_clip_steps"],
             *(
-                steps >= _LOW_STEPS
+                steps >= limits[f"{limit}_steps"]
                 for history in progress.norms.histories.values()
-                for steps in history.below.values()
+                for limit, steps in history.below.items()
             ),
         )
 

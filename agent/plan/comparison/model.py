@@ -52,6 +52,11 @@ class TensorError:
         """±Inf and NaN that the reference does not have."""
         return self.overflow_ratio + self.nan_ratio
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether any element is finite on both sides, so that its differences say something."""
+        return self.elements > 0 and self.nonfinite_ratio + self.reference_nonfinite_ratio < 1
+
 
 class ErrorRole(Enum):
     """What a call does to the error that it reads."""

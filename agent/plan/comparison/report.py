@@ -21,6 +21,7 @@ from mp_agent.plan.comparison.model import (
     module_summaries,
     named,
 )
+from mp_agent.plan.quality import graded_loss
 from mp_agent.report import terminal
 from mp_agent.report.content import Cell, Curve, Plot, Plots, Table, Values
 from mp_agent.report.numbers import NONE, finite, number, percent, scientific
@@ -89,13 +90,21 @@ def _result(one: CandidateComparison, *, tag: bool) -> Cell:
 def _measured(one: CandidateComparison) -> tuple[str, ...]:
     """Return what was measured of a candidate, in the order of `_MEASURED`."""
     output = one.output
-    losses = (number(one.reference_loss, 6), number(one.candidate_loss, 6))
+    grade = graded_loss(one.reference_loss, one.candidate_loss)
+    losses = (number(one.reference_loss, 6), number(one.candidate_loss, 6) + grade)
     if output is None:
         return (*[NONE] * 5, *losses)
+    differences = (
+        (
+            scientific(one.verdict.mean_abs),
+            scientific(output.relative_l2),
+            cosine_text(output.cosine),
+        )
+        if output.is_compared
+        else (NONE, NONE, NONE)
+    )
     return (
-        scientific(one.verdict.mean_abs),
-        scientific(output.relative_l2),
-        cosine_text(output.cosine),
+        *differences,
         percent(output.nonfinite_ratio),
         percent(output.underflow_ratio),
         *losses,

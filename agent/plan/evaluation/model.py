@@ -8,6 +8,7 @@ from math import comb, isfinite
 from statistics import fmean, median
 
 from mp_agent.plan.precision_plan import Environment, PrecisionPlan
+from mp_agent.plan.quality import quality_grade
 from mp_agent.report.document import plain, written
 from mp_agent.report.numbers import percent
 
@@ -61,7 +62,11 @@ def loss_target(difference: float | None, noise: float | None) -> PlanTarget:
 
     noise: the same of FP32 from weights that differ in their last bit.
     """
-    value = "the loss is not finite" if difference is None else percent(difference)
+    value = (
+        "the loss is not finite"
+        if difference is None
+        else f"{percent(difference)}: {quality_grade(difference)}"
+    )
     if noise is not None:
         value += f" (FP32 from weights one last bit apart: {percent(noise)})"
     return PlanTarget(

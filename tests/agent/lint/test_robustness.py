@@ -155,7 +155,7 @@ def test_texts_of_several_lines_and_blank_lines_hide_no_magic(tmp_path: Path) ->
         {"cell_type": "code", "source": "\n%%bash\nfor x in (\n"},
         {
             "cell_type": "code",
-            "source": 'def f(x):\n    """It\'s odd (\n    %d\n    """\n    return x\n!pip install x',
+            "source": 'def f(x):\n    """It\'s odd (\n    %d\n    """\n    return x\n!pip install',
         },
         {
             "cell_type": "code",

@@ -51,3 +51,11 @@ def test_memory_is_bounded():
     for step in range(1, 40_000):
         shares.observe(merged_step(step, skipped=0.0), CONTEXT)
     assert len(shares.blocks) == 150
+
+
+def test_steps_that_a_log_leaves_out_count_as_steps_that_were_not_skipped():
+    shares, found = OverflowShares(), []
+    for step in range(500, 20_000, 30):
+        shares.observe(merged_step(step, skipped=float(step % 600 == 500)), CONTEXT)
+        found += shares.exceeded
+    assert found == [] and sum(shares.blocks[-100:]) in (16, 17)
