@@ -212,7 +212,7 @@ def _description(name: str) -> str:
 _EXCUSES = (loss_falling(), _small_by_nature(), _solved())
 _REASON = (
     "No delay: it takes so many steps, more the weaker the evidence, since small norms are often "
-    "temporary; a single step above the limit starts anew."
+    "temporary; a single step above the limit starts again from 0."
 )
 _KEEP = duration("vanishing_keep")
 """Noise of the loss looks now and then as if something were learned."""

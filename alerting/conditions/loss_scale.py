@@ -171,8 +171,8 @@ LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
             description="The loss scale of run {run} has fallen to {value|number}, less than "
             "<loss_scale_share_of_initial> of its initial value, for "
             "<loss_scale_share_of_initial_steps> steps or more.",
-            reason="No delay: it takes loss_scale_share_of_initial_steps steps; the alert lasts beyond "
-            "increases between two decreases.",
+            reason="No delay: it takes loss_scale_share_of_initial_steps steps; the alert "
+            "lasts beyond increases between two decreases.",
         ),
     ),
     quiet=(

@@ -269,8 +269,8 @@ _COLLAPSED = Example(
     ),
     fires={
         Severity.CRITICAL: "The loss scale of run demo has fallen to 512, less than "
-        "<loss_scale_share_of_initial> of its initial value, for <loss_scale_share_of_initial_steps> "
-        "steps or more."
+        "<loss_scale_share_of_initial> of its initial value, for "
+        "<loss_scale_share_of_initial_steps> steps or more."
     },
     at=148,
     not_yet=(128, 164),
@@ -309,8 +309,8 @@ _COLLAPSED_FROM_LOW = Example(
     tracks=scaled(*flat(512, 20), *halving(256, 7), *flat(4, 14)),
     fires={
         Severity.CRITICAL: "The loss scale of run demo has fallen to 4, less than "
-        "<loss_scale_share_of_initial> of its initial value, for <loss_scale_share_of_initial_steps> "
-        "steps or more."
+        "<loss_scale_share_of_initial> of its initial value, for "
+        "<loss_scale_share_of_initial_steps> steps or more."
     },
     at=38,
     not_yet=(25,),

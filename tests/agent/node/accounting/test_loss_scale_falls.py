@@ -29,7 +29,7 @@ def test_decreases_that_lie_farther_apart_are_not():
     assert run(lambda step: 65536 * 0.5 ** (step // 200), 3000)[0] == []
 
 
-def test_an_increase_begins_the_count_anew():
+def test_an_increase_begins_the_count_again():
     scales = {600: 1, 610: 2, 620: 3, 630: 4, 640: 3, 650: 4, 660: 5, 670: 6}
 
     def scale(step: int) -> float:
