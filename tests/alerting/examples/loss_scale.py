@@ -1,6 +1,6 @@
 """Examples of alerts on the loss scale: low, falling, at its floor."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 
 from mp_agent.alerting.conditions.loss_scale import _DESCRIPTION, _description
@@ -36,12 +36,12 @@ def scaled(
     steps: so many a minute.
     """
     first = calibrated or scales[0]
-    changes = [(500, first), (501, scales[0])]
-    past = {} if after < 500 else {"calibrated": first, "changes": changes}
-    tracker = LossScaleTracker(initial=initial, scale=scales[0], **past)
+    tracker = LossScaleTracker(initial=initial, scale=scales[0])
+    if after >= 500:
+        tracker.calibrated, tracker.changes = first, [(500, first), (501, scales[0])]
     context = AccountContext(resolve({}), 120.0, Progress())
-    in_row: list[float] = []
-    counts, low, known = [0.0], {name: [] for name in _LOW}, []
+    counts, in_row, known = [0.0], list[float](), list[float | None]()
+    low: dict[str, list[float | None]] = {name: [] for name in _LOW}
     for minute, scale in enumerate(scales):
         for step in range(steps):
             sequence = after + minute * steps + step
@@ -52,7 +52,7 @@ def scaled(
         in_row.append(tracker.consecutive_decreases)
         for name, values in low.items():
             values.append(tracker.low_steps.get(name))
-    moves = [0, *(after - before for before, after in pairwise(scales))]
+    moves = [0.0, *(after - before for before, after in pairwise(scales))]
     return (
         Track(training.LOSS_SCALE, scales),
         Track(training.LOSS_SCALE_INITIAL, (initial,)),
@@ -68,8 +68,8 @@ def scaled(
     )
 
 
-def _counted(events: Sequence[bool]) -> tuple[float, ...]:
-    total, found = 0.0, []
+def _counted(events: Iterable[bool]) -> tuple[float, ...]:
+    total, found = 0.0, list[float]()
     for event in events:
         total += event
         found.append(total)

@@ -13,7 +13,7 @@ CONTEXT = AccountContext(resolve({}), 120.0, Progress())
 
 def run(scale: Callable[[int], float], steps: int) -> tuple[list[int], dict[str, int]]:
     """Return the steps that lowered the scale again, and the low steps at the end."""
-    tracker, again = LossScaleTracker(), []
+    tracker, again = LossScaleTracker(), list[int]()
     for step in range(1, steps + 1):
         tracker.observe(merged_step(step, loss_scale=scale(step)), CONTEXT)
         again += [step] if tracker.lowered_again else []

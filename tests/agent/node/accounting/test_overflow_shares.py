@@ -15,7 +15,7 @@ CONTEXT = AccountContext(resolve({}), 120.0, Progress())
 
 def first_exceeded(skipped: Iterable[int], steps: int) -> dict[str, int]:
     """Return on which step each bound was exceeded first; skipped: the steps that were skipped."""
-    shares, found, left_out = OverflowShares(), {}, set(skipped)
+    shares, found, left_out = OverflowShares(), dict[str, int](), set(skipped)
     for step in range(1, steps + 1):
         shares.observe(merged_step(step, skipped=float(step in left_out)), CONTEXT)
         for bound in shares.exceeded:
@@ -54,7 +54,7 @@ def test_memory_is_bounded():
 
 
 def test_steps_that_a_log_leaves_out_count_as_steps_that_were_not_skipped():
-    shares, found = OverflowShares(), []
+    shares, found = OverflowShares(), list[str]()
     for step in range(500, 20_000, 30):
         shares.observe(merged_step(step, skipped=float(step % 600 == 500)), CONTEXT)
         found += shares.exceeded
