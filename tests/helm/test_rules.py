@@ -89,6 +89,21 @@ def test_links_follow_the_bases() -> None:
         assert alert["annotations"]["dashboard_url"].startswith("https://g.example.com/d/mp-agent")
 
 
+def test_without_a_base_alerts_link_to_the_runbooks_of_the_run_s_agent() -> None:
+    own = yaml.safe_load(render_rules(values_in_force()))
+    released_links, rendered_links = (
+        {
+            rule["alert"]: rule["annotations"]["runbook_url"]
+            for group in spec["groups"]
+            for rule in group["rules"]
+            if "alert" in rule
+        }
+        for spec in (released({}), own)
+    )
+    assert released_links == rendered_links
+    assert all("@" not in link for link in released_links.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "end"),
