@@ -1,7 +1,7 @@
 """Where an alert sends people: its runbook page, the dashboard of its run, the run's tracker."""
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.catalog.pages import POSTMORTEMS, RUNBOOKS
+from mp_agent.catalog.metrics.run import POSTMORTEMS, RUNBOOKS
 
 RUNBOOK_BASE = "https://mp-agent.example/runbooks"
 """Stands in the dashboards for the place where runbooks are published, until it is named.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any, Protocol
 
-from mp_agent.catalog.pages import RUNBOOKS, postmortem_path
+from mp_agent.catalog.metrics.run import RUNBOOKS, postmortem_path
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.merged import MergedStep

@@ -1,6 +1,7 @@
 """Metrics of a run: its facts, steps, code and conditions."""
 
 from collections.abc import Mapping
+from urllib.parse import quote
 
 from mp_agent.catalog.metric import Reading, counter, gauge, histogram, info, rank_counter
 from mp_agent.records.merged import StepTransition
@@ -307,6 +308,16 @@ CONDITION_METRICS = (
         read=lambda run: {pair: float(count) for pair, count in run.conditions_fired.items()},
     ),
 )
+
+
+POSTMORTEMS = "/postmortem"
+RUNBOOKS = "/runbooks"
+"""Pages of a node agent, below its address."""
+
+
+def postmortem_path(run: str) -> str:
+    """Return where a run's newest post-mortem is; with `.json` after it, for programs."""
+    return f"{POSTMORTEMS}/{quote(run, safe='')}"
 
 
 PAGES = info(

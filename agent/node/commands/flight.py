@@ -1,5 +1,10 @@
-"""`mp-agent dump` and `mp-agent postmortem`: write flight records and analyse them."""
+"""`mp-agent dump` and `mp-agent postmortem`: write flight records and analyse them.
 
+`python -m mp_agent.node.commands.flight DIRECTORY` is what the node agent runs in a separate
+process, so that no analysis delays it: it writes the post-mortem of a record, at a low priority.
+"""
+
+import json
 import secrets
 import sys
 import time
@@ -12,11 +17,12 @@ import click
 from mp_agent.errors import FlightError, MpAgentError, SettingError
 from mp_agent.flight.postmortem.analysis import Analysis, analyse
 from mp_agent.flight.record.evidence import Evidence, load, read_gpu_errors, with_assignments
-from mp_agent.flight.record.store import record_name
+from mp_agent.flight.record.store import record_name, write_report
 from mp_agent.flight.report.document import as_json
 from mp_agent.flight.report.page import as_html
-from mp_agent.flight.report.text import print_analysis
+from mp_agent.flight.report.text import first_line, print_analysis
 from mp_agent.inputs.files import printable
+from mp_agent.inputs.limits import limit_resources
 from mp_agent.node.flight.job import FlightJob, evidence_of_rings, newest_sequence, read_rank_logs
 from mp_agent.node.flight.replay import judged
 from mp_agent.node.flight.service import DumpRequest, pop_answer, write_request
@@ -184,3 +190,27 @@ def _write_here(run_dir: Path, settings: Settings) -> Path:
         requested_unix_seconds=now_unix_seconds,
     )
     return FlightJob(request=request, run_dir=run_dir).write(settings)
+
+
+CPU_SECONDS_MAX = 120
+MEMORY_BYTES_MAX = 4 << 30
+_NICENESS = 10
+"""Below the training, but not so far that a busy machine never comes to it."""
+
+
+def write_post_mortem(arguments: list[str]) -> int:
+    """Write the report of the record in a directory, and print its first line; 1 if it cannot."""
+    (path,) = map(Path, arguments)
+    limit_resources(niceness=_NICENESS, cpu_seconds=CPU_SECONDS_MAX, memory_bytes=MEMORY_BYTES_MAX)
+    try:
+        analysis = analyse_path(path, Settings())
+        write_report(path, as_html(analysis), as_json(analysis))
+    except (FlightError, OSError, MemoryError) as error:
+        print(str(error) or repr(error), file=sys.stderr)
+        return 1
+    print(json.dumps(first_line(analysis)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(write_post_mortem(sys.argv[1:]))

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from mp_agent.catalog.pages import POSTMORTEMS
+from mp_agent.catalog.metrics.run import POSTMORTEMS
 from mp_agent.flight.record.store import REPORT_DOCUMENT, REPORT_PAGE, newest_report
-from mp_agent.node.flight.service import FlightService, Recorded
+from mp_agent.node.flight.service import FlightService, WrittenRecord
 from mp_agent.node.run.child import Child, Ended, start_child
 from mp_agent.node.run.run import Run
 from mp_agent.settings import Settings
@@ -23,7 +23,7 @@ SECONDS_MAX = 600.0
 """The analysis runs at a low priority; its CPU time and memory have their own limits."""
 OTHER_NODES_SECONDS = 10.0
 """Time for other nodes to write the same steps, where they share the directory."""
-_COMMAND = ("-m", "mp_agent.node.commands.analysis")
+_COMMAND = ("-m", "mp_agent.node.commands.flight")
 _STOP_POLL_SECONDS = 0.05
 _FIRST_LINE_CHARACTERS_MAX = 1000
 _DISABLED = "No post-mortem: flight records are disabled, since flight_records_max is 0."
@@ -83,7 +83,7 @@ class Postmortems:
         """Return the route of the reports: `/postmortem/RUN`, and as JSON with `.json` after it."""
         return [web.get(f"{POSTMORTEMS}/{{run:.+}}", self._report)]
 
-    def _add(self, recorded: Recorded, now_seconds: float) -> None:
+    def _add(self, recorded: WrittenRecord, now_seconds: float) -> None:
         run = recorded.run
         if recorded.path is None:
             text = f"No post-mortem: no flight record could be written: {recorded.problem}."

@@ -172,7 +172,7 @@ Done = Callable[[Path | None, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class WrittenRecord:
     """A record that a condition or the end of a run made due, once it is written."""
 
     run: Run
@@ -260,9 +260,9 @@ class FlightService:
         self._enabled = settings.flight_records_max > 0
         self._runs: dict[Path, _RunFlight] = {}
         self._writer = FlightWriter(settings)
-        self._recorded: queue.SimpleQueue[Recorded] = queue.SimpleQueue()
+        self._recorded: queue.SimpleQueue[WrittenRecord] = queue.SimpleQueue()
 
-    def pop_recorded(self) -> Iterator[Recorded]:
+    def pop_recorded(self) -> Iterator[WrittenRecord]:
         """Yield, and forget, the records that were written of runs whose root is here."""
         while not self._recorded.empty():
             yield self._recorded.get()
@@ -341,7 +341,7 @@ class FlightService:
 
         def done(path: Path | None, problem: str) -> None:
             if run.is_root:
-                self._recorded.put(Recorded(run, path, problem))
+                self._recorded.put(WrittenRecord(run, path, problem))
 
         self._submit(run, state, request, now_seconds, done=done)
 

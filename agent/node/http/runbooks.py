@@ -8,7 +8,7 @@ from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.pages.served import as_page, condition_named, index_text, runbook_text
 from mp_agent.alerting.site import usable_values
 from mp_agent.alerting.values import Values
-from mp_agent.catalog.pages import RUNBOOKS
+from mp_agent.catalog.metrics.run import RUNBOOKS
 from mp_agent.errors import unknown_name
 from mp_agent.settings import Settings
 

@@ -148,7 +148,7 @@ def ended(*arguments: str) -> Ended:
 
 def test_what_is_no_record_ends_the_analysis_with_a_reason(tmp_path):
     (tmp_path / "record").mkdir()
-    done = ended("-m", "mp_agent.node.commands.analysis", str(tmp_path / "record"))
+    done = ended("-m", "mp_agent.node.commands.flight", str(tmp_path / "record"))
     assert "holds no flight record" in done.problem
 
 
