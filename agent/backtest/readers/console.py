@@ -35,7 +35,7 @@ _NUMBER_NAMES = {
     for prefix in ("", *_TRAINING_PREFIXES)
 }
 _PAIR = re.compile(
-    rf"(?<![\w./])((?:[A-Za-z_][\w./-]* ){{0,2}}[A-Za-z_][\w./-]*)"
+    rf"(?<![\w./-])((?:[A-Za-z_][\w./-]* ){{0,2}}[A-Za-z_][\w./-]*)"
     rf"(?:\s*[:=]\s*|\s+)['\"]?({NUMBER})(?!\w|\.\d)"
 )
 _EVALUATION = re.compile(
@@ -49,7 +49,7 @@ _PLACE = re.compile(
 )
 """Epoch, iteration and iterations in it: `Epoch: [0]  [ 20/1251]`, `Epoch 0:  4%|▍| 20/512 [`."""
 _FRACTION = re.compile(
-    r"(?:\d+%\|[^|]*\||\b(?:iter|iteration|step)(?:\(train\))?[:\s]*\[)\s*(?P<step>\d+)\s*/\s*\d+",
+    r"(?:(?<!\d)\d+%\|[^|]*\||\b(?:iter|iteration|step)(?:\(train\))?[:\s]*\[)\s*(?P<step>\d+)\s*/\s*\d+",
     re.IGNORECASE,
 )
 """The step of a progress bar, or as mmengine writes it."""
@@ -173,8 +173,8 @@ def _rows(
         yield number, {**row, **({"timestamp": time_seconds} if time_seconds else {})}
 
 
-_CELLS = re.compile(r"^\s*\|\s*([A-Za-z_][\w ./-]*?)\s*\|\s*(\S+)\s*\|\s*$")
-_HEADING = re.compile(r"\[step=\d+[^\]]*\]\s*$")
+_CELLS = re.compile(r"^\s*\|\s*([A-Za-z_][\w ./-]{0,60}?)\s*\|\s*(\S{1,60})\s*\|\s*$")
+_HEADING = re.compile(r"\[step=\d+[^\][]{0,200}\]\s*$")
 
 
 def _joined(lines: Iterable[_Line]) -> Iterator[_Line]:

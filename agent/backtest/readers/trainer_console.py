@@ -17,9 +17,10 @@ from mp_agent.errors import NothingToJudge
 
 _NAME = "transformers-console"
 _EVENT = re.compile(
-    r"\{(?P<dict>'[^{}]*)\}|(?:^|[^:\s])\s*\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+) \["
+    r"\{(?P<dict>'[^{}]*)\}"
+    r"|(?<!\d)(?<!: )(?<!:  )(?<!:   )\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+) \["
 )
-"""A dict, or a bar without a name before it, as that of the training is."""
+"""A dict, or a bar without a name and a colon before it, as that of the training is."""
 _ITEM = re.compile(rf"'([^']+)': '?({NUMBER})'?(?=,|$)")
 _MARK = re.compile(rb"\{(?:'[^{}]*, )?'(?:loss|grad_norm)': [^{}]*'epoch': ")
 _QUANTITIES = ("loss", "grad_norm")
