@@ -19,6 +19,7 @@ _NAME = "transformers-console"
 _EVENT = re.compile(
     r"\{(?P<dict>'[^{}]*)\}"
     r"|(?<!\d)(?<!: )(?<!:  )(?<!:   )\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+) \["
+    r"(?:[^\]\r]{0,60}, +(?P<rate>\d+\.\d+)(?P<unit>s/it|it/s))?"
 )
 """A dict, or a bar without a name and a colon before it, as that of the training is."""
 _ITEM = re.compile(rf"'([^']+)': '?({NUMBER})'?(?=,|$)")
@@ -26,14 +27,23 @@ _MARK = re.compile(rb"\{(?:'[^{}]*, )?'(?:loss|grad_norm)': [^{}]*'epoch': ")
 _QUANTITIES = ("loss", "grad_norm")
 
 
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """One state of a progress bar."""
+
+    step: int
+    total: int
+    step_seconds: float | None
+
+
 @dataclass(slots=True)
 class _Logged:
-    """A printed dict, and step and total of the bars before and after it."""
+    """A printed dict, and the bars before and after it."""
 
     line: int
     values: dict[str, float]
-    before: tuple[int, int] | None
-    after: tuple[int, int] | None = None
+    before: _Bar | None
+    after: _Bar | None = None
 
 
 def _recognises(path: Path, head: bytes) -> bool:
@@ -45,21 +55,24 @@ def _read(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
     trained = [one for one in logged if any(name in one.values for name in _QUANTITIES)]
     if not trained:
         raise NothingToJudge("holds no dict with 'loss' or 'grad_norm' as Trainer prints it")
-    steps = _steps(trained)
+    bars = _bars(trained)
     rows: list[tuple[int, dict[str, Any]]] = [(one.line, one.values) for one in trained]
-    if steps is not None:
-        rows = [(line, {**row, STEP: step}) for (line, row), step in zip(rows, steps, strict=True)]
+    if bars is not None:
+        rows = [
+            (line, {**row, STEP: bar.step, "step_seconds": bar.step_seconds})
+            for (line, row), bar in zip(rows, bars, strict=True)
+        ]
     seconds = [step_seconds_of(one.values) for one in logged if SUMMARY in one.values]
     return [log_of_rows(path, _NAME, rows, options, step_seconds=seconds[-1] if seconds else None)]
 
 
 def _logged(path: Path) -> Iterator[_Logged]:
-    bar: tuple[int, int] | None = None
+    bar: _Bar | None = None
     waiting: _Logged | None = None
     for number, line in lines_of(path):
         for event in _EVENT.finditer(line):
             if event["dict"] is None:
-                bar = int(event["step"]), int(event["total"])
+                bar = _Bar(int(event["step"]), int(event["total"]), _step_seconds(event))
                 if waiting is not None:
                     waiting.after = bar
                     yield waiting
@@ -73,22 +86,29 @@ def _logged(path: Path) -> Iterator[_Logged]:
         yield waiting
 
 
-def _steps(logged: Sequence[_Logged]) -> list[int] | None:
-    """Return the step of each dict; None where the bars do not distinguish them.
+def _step_seconds(bar: re.Match[str]) -> float | None:
+    rate = float(bar["rate"] or 0.0)
+    if not rate:
+        return None
+    return rate if bar["unit"] == "s/it" else 1 / rate
+
+
+def _bars(logged: Sequence[_Logged]) -> list[_Bar] | None:
+    """Return the bar with the step of each dict; None where the bars do not distinguish them.
 
     The bar is drawn again after each dict, with the step of the dict; a bar before it may lag
     behind. Bars with another total are those of evaluations.
     """
-    bars = [bar for one in logged for bar in (one.after, one.before) if bar is not None]
-    if not bars:
+    near = [bar for one in logged for bar in (one.after, one.before) if bar is not None]
+    if not near:
         return None
-    total = Counter(total for _, total in bars).most_common(1)[0][0]
-    steps = [
-        next((bar[0] for bar in (one.after, one.before) if bar and bar[1] == total), None)
+    total = Counter(bar.total for bar in near).most_common(1)[0][0]
+    bars = [
+        next((bar for bar in (one.after, one.before) if bar and bar.total == total), None)
         for one in logged
     ]
-    known = [step for step in steps if step is not None]
-    apart = len(known) == len(steps) and all(a != b for a, b in pairwise(known))
+    known = [bar for bar in bars if bar is not None]
+    apart = len(known) == len(bars) and all(a.step != b.step for a, b in pairwise(known))
     return known if apart else None
 
 

@@ -33,6 +33,7 @@ def test_steps_of_trainer_are_those_of_the_bar_that_it_draws_after_a_dict(tmp_pa
     assert [point.step for point in log.points] == [10, 20, 30]
     assert all(isnan(point.grad_norm or 0.0) for point in log.points)
     assert [point.loss for point in log.points] == [2.5] * 3
+    assert [point.step_seconds for point in log.points] == [2.01] * 3
 
 
 def test_dicts_that_no_bar_tells_apart_are_counted_and_that_is_noted(tmp_path: Path):
