@@ -168,6 +168,8 @@ class Scenario:
     """Whether log-probabilities of trainer and sampler are compared."""
     tensors: tuple[str, ...] = ()
     """Those that the script watches."""
+    good_layers: tuple[str, ...] = ()
+    """Those that the good runs of its baseline trained; none: it has no baseline."""
 
     @property
     def healthy(self) -> bool:

@@ -225,6 +225,13 @@ def _adapters(random: Random) -> Events:
     yield from training.forever(of_layer=dict.fromkeys(LAYERS[:3], none))
 
 
+def _unlike(random: Random) -> Events:
+    """From the first step on, a layer is trained that was frozen in good runs."""
+    training = Training(random=random, seconds=2.0)
+    yield Fault()
+    yield from training.forever()
+
+
 def _underflow(random: Random) -> Events:
     """Most elements of three layers in four become zero."""
     training, before = _trained(random, scaler=Scaler())
@@ -629,6 +636,14 @@ FAULTS = (
         script=_adapters,
         expected={"MpAgentLayersWithoutGradient": "warning"},
         minutes=30,
+    ),
+    Scenario(
+        name="unlike-baseline",
+        what="a layer is trained that was frozen in the good runs of the baseline",
+        script=_unlike,
+        expected={"MpAgentUnlikeBaseline": "warning"},
+        minutes=30,
+        good_layers=LAYERS[1:],
     ),
     Scenario(
         name="rate-zero",

@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 import torch
 
@@ -27,6 +28,7 @@ from mp_agent.node.run.run import Run
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder
 from mp_agent.probe.delivery.other_families import OwnShares
 from mp_agent.probe.instruments.logprobs import LogprobComparison
+from mp_agent.records.baseline import Baseline
 from mp_agent.records.columns import (
     ACTIVATIONS,
     ATTENTION,
@@ -126,13 +128,25 @@ def _simulated_locks() -> Iterator[set[str]]:
         yield alive
 
 
+def _baseline(scenario: Scenario, directory: Path) -> Path | None:
+    if not scenario.good_layers:
+        return None
+    path = directory / f"{scenario.name}.baseline.json"
+    layers = dict.fromkeys(scenario.good_layers, 0.0)
+    good = Baseline(runs=("good",), world_sizes=(scenario.ranks,), layers=layers)
+    path.write_bytes(msgspec.json.encode(good))
+    return path
+
+
 class _Node:
     """One machine: its ranks, its node agent, and how both are reached."""
 
     def __init__(self, number: int, scenario: Scenario, directory: Path) -> None:
         self.number = number
         self.run_dir = locations.run_directory(directory / f"node-{number}", scenario.name)
-        settings = Settings(dir=directory, log_dir=directory / "log")
+        settings = Settings(
+            dir=directory, log_dir=directory / "log", baseline=_baseline(scenario, directory)
+        )
         self.run = Run(self.run_dir, settings)
         self.target = (("instance", f"{scenario.name}-{number}:9464"), ("job", "train"))
         self.cut_off = False
