@@ -106,7 +106,7 @@ def known_facts(facts: Mapping[str, str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Departure:
+class BaselineDeparture:
     """Where a run first differs from its baseline, and in what."""
 
     quantity: str

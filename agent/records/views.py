@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mp_agent.records.baseline import Departure
+from mp_agent.records.baseline import BaselineDeparture
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.conditions import ActiveCondition
 from mp_agent.records.health import (
@@ -182,7 +182,7 @@ class RunView:
     """The rank whose losses are all far from those of the others."""
     collections: Mapping[str, CollectionView] = field(default_factory=dict)
     """The groups of parameters that the script has defined, by name."""
-    departures: tuple[Departure, ...] | None = None
+    departures: tuple[BaselineDeparture, ...] | None = None
     """Where the run differs from its baseline, ascending by step; None without one."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
     """Thresholds by name, as this job has set them."""

@@ -32,7 +32,7 @@ from mp_agent.records.baseline import (
     WINDOWS_STEPS,
     Band,
     Baseline,
-    Departure,
+    BaselineDeparture,
     known_facts,
     read_baseline,
 )
@@ -276,7 +276,7 @@ class BaselineComparison:
     good_runs: tuple[str, ...]
     first_step: int
     last_step: int
-    departures: tuple[Departure, ...]
+    departures: tuple[BaselineDeparture, ...]
     """Ascending by step: the first time of each."""
     compared: Mapping[str, int]
     """On how many steps, or samples of layers, there was a band to compare with."""
@@ -301,7 +301,7 @@ class BaselineComparison:
         )
 
 
-def departure_text(one: Departure) -> str:
+def departure_text(one: BaselineDeparture) -> str:
     """Return the step, what differs, and both values."""
     name = f"{one.layer}: {one.quantity}" if one.layer else one.quantity
     return f"step {one.step}: {name} {one.value} (good runs: {one.expected})"

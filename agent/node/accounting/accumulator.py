@@ -12,7 +12,7 @@ from mp_agent.catalog.metrics import METRICS
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
 from mp_agent.node.merge.run_layers import MergedLayers
-from mp_agent.records.baseline import Baseline, Departure
+from mp_agent.records.baseline import Baseline, BaselineDeparture
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.tensor_collections import TensorCollection
 from mp_agent.records.views import LayerView, RunView
@@ -249,7 +249,7 @@ class Accumulator:
         """Return the run with what the trackers know of it after the last step."""
         return self.progress.view(run, self._context, time_unix_seconds)
 
-    def departures(self, facts: Mapping[str, str]) -> tuple[Departure, ...] | None:
+    def departures(self, facts: Mapping[str, str]) -> tuple[BaselineDeparture, ...] | None:
         """Return where the run differs from its baseline; None without one. facts: of the run."""
         return self.progress.baseline.view(self._context, facts)
 

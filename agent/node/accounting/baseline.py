@@ -18,7 +18,7 @@ from mp_agent.records.baseline import (
     WINDOWS_STEPS,
     Band,
     Baseline,
-    Departure,
+    BaselineDeparture,
 )
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import MergedStep
@@ -60,7 +60,7 @@ class BaselineTracker(Tracker):
     samples: int = 0
     absent: dict[str, int] = field(default_factory=dict)
     """Layers that no sample has had, with the step of the first sample."""
-    departures: list[Departure] = field(default_factory=list)
+    departures: list[BaselineDeparture] = field(default_factory=list)
     """Each quantity, and each of a layer, once."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
@@ -94,7 +94,7 @@ class BaselineTracker(Tracker):
 
     def view(
         self, context: AccountContext, facts: Mapping[str, str]
-    ) -> tuple[Departure, ...] | None:
+    ) -> tuple[BaselineDeparture, ...] | None:
         """Return the departures, those of the first step first; None without a baseline.
 
         facts: those of the run, which are compared once it has begun.
@@ -104,7 +104,9 @@ class BaselineTracker(Tracker):
         found = list(self.departures)
         if self.steps >= _FACT_STEPS:
             found += [
-                Departure(quantity=name, step=self.first_step or 0, value=value, expected=expected)
+                BaselineDeparture(
+                    quantity=name, step=self.first_step or 0, value=value, expected=expected
+                )
                 for name, (value, expected) in context.baseline.other_facts(facts).items()
             ]
         return tuple(sorted(found, key=lambda one: one.step))
@@ -178,7 +180,9 @@ class BaselineTracker(Tracker):
         noted = any((one.quantity, one.layer) == (quantity, layer) for one in self.departures)
         if not noted and len(self.departures) < _DEPARTURES_AT_MOST:
             self.departures.append(
-                Departure(quantity=quantity, step=step, value=value, expected=expected, layer=layer)
+                BaselineDeparture(
+                    quantity=quantity, step=step, value=value, expected=expected, layer=layer
+                )
             )
 
 

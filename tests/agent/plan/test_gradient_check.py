@@ -40,11 +40,11 @@ class Block(nn.Module):
         self.scale = nn.Parameter(torch.ones(12))
         self.branch = branch
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return x + self.branch(self, x)
 
 
-def plain(block: Block, x: torch.Tensor) -> torch.Tensor:
+def plain(block, x):
     return block.down(block.drop(functional.gelu(block.up(x)) * block.scale))
 
 
@@ -56,19 +56,19 @@ def network(branch: Callable[[Block, torch.Tensor], torch.Tensor]) -> Made:
 
 class WrongBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x):
         ctx.save_for_backward(x)
         return x.sigmoid() * x
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
         return gradient * x.sigmoid()  # the term x·σ(1 − σ) is lost
 
 
 class RightBackward(WrongBackward):
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
         sigmoid = x.sigmoid()
         return gradient * (sigmoid + x * sigmoid * (1 - sigmoid))
@@ -76,49 +76,49 @@ class RightBackward(WrongBackward):
 
 class Rounded(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x):
         return (x * 8).round() / 8
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx, gradient):
         return gradient
 
 
-def other_masks(block: Block, x: torch.Tensor) -> torch.Tensor:
+def other_masks(block, x):
     return checkpoint(plain, block, x, use_reentrant=False, preserve_rng_state=False)
 
 
-def wrong_function(block: Block, x: torch.Tensor) -> torch.Tensor:
+def wrong_function(block, x):
     return block.down(WrongBackward.apply(block.up(x)) * block.scale)
 
 
-def detached_term(block: Block, x: torch.Tensor) -> torch.Tensor:
+def detached_term(block, x):
     hidden = functional.gelu(block.up(x))
     return block.down(hidden * block.scale / hidden.detach().norm(dim=1, keepdim=True))
 
 
-def data_of_a_weight(block: Block, x: torch.Tensor) -> torch.Tensor:
+def data_of_a_weight(block, x):
     return block.down(functional.gelu(block.up(x)) * block.scale.data)
 
 
-def without_grad(block: Block, x: torch.Tensor) -> torch.Tensor:
+def without_grad(block, x):
     with torch.no_grad():
         hidden = functional.gelu(block.up(x))
     return block.down(hidden * block.scale)
 
 
-def scaled_by_a_hook(block: Block, x: torch.Tensor) -> torch.Tensor:
+def scaled_by_a_hook(block, x):
     hidden = block.up(x)
     if hidden.requires_grad:
         hidden.register_hook(lambda gradient: gradient * 1.01)
     return block.down(functional.gelu(hidden) * block.scale)
 
 
-def item_of_a_tensor(block: Block, x: torch.Tensor) -> torch.Tensor:
+def item_of_a_tensor(block, x):
     return block.down(block.up(x) * block.scale) / (1.0 + float(block.scale.detach().norm()))
 
 
-def quantized(block: Block, x: torch.Tensor) -> torch.Tensor:
+def quantized(block, x):
     return block.down(Rounded.apply(block.up(x)) * block.scale)
 
 
@@ -152,7 +152,7 @@ def test_a_weight_that_is_read_as_data_is_named_with_its_parameter():
 
 
 def test_gradients_that_are_nan_are_named():
-    def root_of_zero(block: Block, x: torch.Tensor) -> torch.Tensor:
+    def root_of_zero(block, x):
         return block.down((block.up(x) * 0.0).abs().sqrt() + block.scale)
 
     report = check_gradients(*network(root_of_zero))
@@ -166,7 +166,7 @@ class Attention(nn.Module):
         self.embed = nn.Embedding(11, 8)
         self.layers = nn.ModuleList([layer, nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)])
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens):
         hidden = self.embed(tokens)
         for layer in self.layers:
             hidden = layer(hidden)
@@ -201,7 +201,7 @@ def gated_recurrent() -> Made:
             self.rnn = nn.GRU(FEATURES, 5, num_layers=2, batch_first=True, dropout=0.1)
             self.head = nn.Linear(5, CLASSES)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return self.head(self.rnn(x)[0][:, -1])
 
     inputs = torch.randn(ROWS, 4, FEATURES)
@@ -222,10 +222,10 @@ def right_function() -> Made:
 
 def zero_biases_at_a_kink() -> Made:
     """Half the units are exactly at the kink of ReLU, and outputs begin at zero, as in LoRA."""
-    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES))
-    nn.init.zeros_(model[0].bias)
-    nn.init.zeros_(model[2].weight)
-    made = classified(model)
+    first, last = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+    nn.init.zeros_(first.bias)
+    nn.init.zeros_(last.weight)
+    made = classified(nn.Sequential(first, nn.ReLU(), last))
     made[1][0][: ROWS // 2] = 0.0
     return made
 
@@ -233,7 +233,7 @@ def zero_biases_at_a_kink() -> Made:
 def in_single_precision() -> Made:
     """Casts to FP32 within, as norms and losses of language models do."""
 
-    def branch(block: Block, x: torch.Tensor) -> torch.Tensor:
+    def branch(block, x):
         return plain(block, x.float()) * x.to(torch.float32).softmax(1, dtype=torch.float32)
 
     return network(branch)
@@ -260,14 +260,14 @@ def unused_and_frozen() -> Made:
             self.unused, self.head = nn.Linear(2, 2), nn.Linear(FEATURES, CLASSES)
             self.frozen = nn.Linear(FEATURES, FEATURES).requires_grad_(False)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return self.head(self.frozen(self.norm(self.first(x))))
 
     return classified(Partly())
 
 
 def absolute_loss() -> Made:
-    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    def loss(model, batch):
         return model(batch).abs().max()
 
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.LeakyReLU()), torch.randn(ROWS, FEATURES), loss
@@ -303,7 +303,7 @@ def test_a_loss_that_is_not_the_same_twice_is_reported_and_nothing_else():
     generator = iter(range(1000))
 
     class Counting(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return super().forward(x) + next(generator)
 
     report = check_gradients(Counting(2, 1), torch.ones(1, 2), lambda m, b: m(b).sum())
@@ -315,7 +315,7 @@ def test_gradients_that_are_not_the_same_twice_are_reported():
     generator = iter(range(1000))
 
     class Counting(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             out = super().forward(x)
             out.register_hook(lambda gradient: gradient * next(generator))
             return out
@@ -339,7 +339,7 @@ def test_the_model_is_as_it_was():
 
 def test_a_model_that_cannot_run_in_fp64_is_refused_in_one_line():
     class Kernel(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             if x.dtype is torch.float64:
                 raise RuntimeError("kernel: no float64\n  (stack)")
             return super().forward(x)
@@ -356,12 +356,12 @@ class ThroughNumpy(torch.autograd.Function):
     """Right, but of single precision: the loss has its noise."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, significant: type) -> torch.Tensor:
+    def forward(ctx, x, significant):
         ctx.save_for_backward(x)
         return torch.from_numpy(np.tanh(x.detach().numpy().astype(significant)).astype(float))
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
         return gradient * (1 - x.tanh() ** 2), None
 

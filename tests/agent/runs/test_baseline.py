@@ -259,5 +259,5 @@ def test_bands_are_finite_and_hold_the_runs_they_are_of(good):
     for run in runs:
         for layer, norms in run.layer_norms.items():
             for step, norm in norms.items():
-                band = made.layer_band(layer, step)
-                assert band is not None and band.low <= norm <= band.high
+                held = made.layer_band(layer, step)
+                assert held is not None and held.low <= norm <= held.high

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -71,7 +72,7 @@ def train(training: Training, run_dir: Path) -> Path:
     else:
         run_dir.mkdir(parents=True)
         job = partial(_rank, training=training, run_dir=run_dir)
-        torch.multiprocessing.spawn(job, nprocs=training.ranks)
+        spawn(job, nprocs=training.ranks)
     return run_dir
 
 
