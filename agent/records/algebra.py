@@ -74,7 +74,7 @@ class Algebra(Enum):
         counts = np.ones(len(observed)) if counts_N is None else counts_N[there_N]
         with np.errstate(over="ignore"):
             mean = _sum((observed * counts).tolist()) / float(counts.sum())
-        return mean if isfinite(mean) else _mean(observed.tolist(), counts.tolist())
+        return mean if isfinite(mean) else _mean(observed.tolist(), counts.astype(int).tolist())
 
     def folded(self, values_NL: FloatArray) -> FloatArray:
         """Return [L]: N arrays as one. Raises KeyError for MEAN and OWN."""

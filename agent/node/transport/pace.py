@@ -65,7 +65,7 @@ class Pace:
         close = abs(wanted - self.asked_seconds) <= _TOLERANCE * self.asked_seconds
         if close and self.asked_seconds <= max(limit_seconds, self.shortest_seconds):
             return
-        # Nodes learn of it with their next push, and follow what they were told until then.
+        # Nodes learn of it with their next push, and keep the one before until then.
         self._longer[self.asked_seconds] = now_seconds + self.asked_seconds
         self.asked_seconds = wanted
 

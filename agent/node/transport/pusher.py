@@ -49,7 +49,7 @@ class Pusher:
         self._pushed_seconds = -_HURRY_SECONDS
         self._failing = self._put_off = False
         self._hurried = False
-        """Whether the report that is due, or under way, tells of trouble."""
+        """Whether the report that is due, or under way, reports trouble."""
         self._fresh = True
         """Whether no report of this attempt has reached this root yet."""
         self._logged: set[str] = set()

@@ -36,12 +36,12 @@ def test_deadlines_follow_the_pace_and_so_does_who_is_silent(nodes: Nodes):
         node.steps(1)
     nodes.push(100.0)
     nodes.root.steps(1)
-    patience_seconds = MERGE_DEADLINE_SECONDS + 2 * LONGEST_SECONDS
+    deadline_seconds = MERGE_DEADLINE_SECONDS + 2 * LONGEST_SECONDS
     nodes.root.run.poll(100.0)
-    nodes.root.run.poll(99.0 + patience_seconds)
+    nodes.root.run.poll(99.0 + deadline_seconds)
     assert shown(nodes.root.run)["steps_total"] == 1
 
-    nodes.root.run.poll(100.0 + patience_seconds)
+    nodes.root.run.poll(100.0 + deadline_seconds)
     values = shown(nodes.root.run)
     assert values["steps_total"] == 2
     assert values["coverage_ratio"] == 0.5

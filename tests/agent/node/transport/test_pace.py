@@ -73,21 +73,21 @@ def test_steps_that_cannot_be_kept_open_so_long_shorten_the_pace():
     assert before > 7.0 == root.pace.asked_seconds
 
 
-def test_what_nodes_were_told_is_allowed_until_each_has_pushed_again():
+def test_the_pace_before_is_allowed_until_each_node_has_pushed_again():
     pace = Pace(SHORTEST, SHARE)
     pace.tick(0.0, Load(), 12_500)
-    told_seconds = pace.asked_seconds
+    before_seconds = pace.asked_seconds
     pace.tick(100.0, Load(), 8)
     assert pace.asked_seconds == SHORTEST
-    assert pace.allowed_seconds(100.0) == told_seconds
-    assert pace.allowed_seconds(99.9 + told_seconds) == told_seconds
-    assert pace.allowed_seconds(100.1 + told_seconds) == SHORTEST
+    assert pace.allowed_seconds(100.0) == before_seconds
+    assert pace.allowed_seconds(99.9 + before_seconds) == before_seconds
+    assert pace.allowed_seconds(100.1 + before_seconds) == SHORTEST
 
 
 def returns(pace: Pace, requests: int, *, urgent: bool = True) -> Iterator[tuple[float, int]]:
     """Yield, of requests that all come in one second, when each is accepted, and after how often.
 
-    Each comes back when it is told to.
+    Each comes back when it was asked to.
     """
     waiting = sorted((number / requests, number, 0) for number in range(requests))
     while waiting:
