@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.merge.schema_index import SchemaIndex
 from mp_agent.node.merge.step_blocks import in_blocks
+from mp_agent.records.bounded import STEPS_PER_REPORT
 from mp_agent.records.columns import ColumnFamily
 from mp_agent.records.reports import (
-    STEPS_PER_REPORT,
     TABLES_PER_REPORT,
     LayerBlock,
     Layout,

@@ -128,7 +128,7 @@ class FamilyRows:
             self._groups[key] = RowGroup(share.shard_count)
         self._groups[key].add(row, columns)
 
-    def add_alike(self, rows: Iterable[RowForm], share: NodeShare, columns_NC: FloatArray) -> None:
+    def add_alike(self, rows: Sequence[RowForm], share: NodeShare, columns_NC: FloatArray) -> None:
         """Add a row of each of several nodes, with their columns in this agent's order."""
         key = group_key(share)
         if share.assumed:
