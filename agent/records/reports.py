@@ -367,7 +367,7 @@ def _check_step(report: NodeReport, step: NodeStep) -> None:
 def _is_wrong(row: NodeRow, report: NodeReport) -> bool:
     """Return whether a negative value is in a column that has none."""
     sent = report.families[row.family]
-    unsigned = _UNSIGNED.get(sent.name, frozenset())
+    unsigned = _unsigned(sent.name)
     pairs = zip(sent.columns, row.columns, strict=True)
     return any(value < 0.0 and name in unsigned for name, value in pairs)
 
@@ -405,18 +405,17 @@ def _check_steps(report: NodeReport, block: StepBlock) -> None:
         _below(row.places, len(sent.columns), f"columns of {what}")
         own = values[:, place : place + len(row.places)]
         place += len(row.places)
-        unsigned = _UNSIGNED.get(sent.name, frozenset())
         if own.min(initial=0.0) < 0.0 and any(
-            sent.columns[row.places[at]] in unsigned
+            sent.columns[row.places[at]] in _unsigned(sent.name)
             for at in np.flatnonzero((own < 0.0).any(axis=0)).tolist()
         ):
             raise ReportError(f"{what} has a row with a negative value")
 
 
-_UNSIGNED = {
-    family.name: frozenset(column.name for column in family.columns if not column.signed)
-    for family in FAMILIES
-}
+def _unsigned(family: str) -> frozenset[str]:
+    """Return the columns of a family that are never negative."""
+    columns = {own.name: own.columns for own in FAMILIES}.get(family, ())
+    return frozenset(column.name for column in columns if not column.signed)
 
 
 def _check_block(report: NodeReport, block: LayerBlock) -> None:
