@@ -71,7 +71,9 @@ def described(
         summary=_first_line(finding, since_step, labels, active),
         description=plain_text(level.parts, values, labels, finding.value, lookup),
         remedy=" ".join(fitting(condition.remedies, lookup, since_step=since_step)),
-        **place,
+        rank=place["rank"],
+        layer=place["layer"],
+        phase=place["phase"],
     )
 
 

@@ -126,11 +126,11 @@ def nan_in_backward() -> dict[str, object]:
 def never_reduced() -> dict[str, object]:
     """The model is called past its wrapper, so that nothing reduces its gradients."""
     trainer = Trainer(fp16=False)
-    trainer.model = trainer.model.module
-    trainer.wrapper = DistributedDataParallel(trainer.model)
+    wrapper = trainer.model
+    trainer.model = wrapper.module
     for _ in range(30):
         trainer.step()
-    return {}
+    return {"wrapper": type(wrapper).__name__}
 
 
 def optimizer_of_a_copy() -> dict[str, object]:
