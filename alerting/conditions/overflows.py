@@ -6,8 +6,8 @@ from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions.terms import (
-    Compare,
     Count,
+    Predicate,
     Where,
     any_of,
     limit,
@@ -37,7 +37,7 @@ OVERFLOW_CAUSES = (
 )
 
 
-def _above(bound: str) -> Compare:
+def _above(bound: str) -> Predicate:
     where = (Where("bound", "=", limit(bound)),)
     window = duration("overflow_window")
     return happened(Count(metric=training.SKIPPED_EXCESS, window=window, where=where))

@@ -95,7 +95,7 @@ def findings_of(
     **facts: str,
 ) -> dict[str, Diagnosis]:
     """Return what is found in a history, by cause."""
-    schema = make_schema(precision=precision, **facts)
+    schema = make_schema(layers=("weight",), precision=precision, **facts)
     logs = ranks or [make_log(segments=(Segment(schema=schema),))]
     evidence = Evidence(
         source=Path("record"),

@@ -10,7 +10,7 @@ from mp_agent.catalog.metrics import gradient_layers, training
 from tests.alerting.examples.example import Example, Examples, Track, Value, flat, ramp
 
 
-def _underflowing(share: tuple[Value, ...], *steps: float) -> tuple[Track, ...]:
+def _underflowing(share: tuple[Value, ...], *steps: Value) -> tuple[Track, ...]:
     """Return a share of layers by the minute, and over how many steps it has been too large."""
     return (
         Track(gradient_layers.LAYERS_UNDERFLOWING, share),

@@ -412,7 +412,7 @@ _SOLVED = Example(
 )
 
 
-def _sustained(limit: str, *steps: float) -> Track:
+def _sustained(limit: str, *steps: Value) -> Track:
     """Return over how many steps samples have been beyond a limit, by the minute."""
     return Track(gradient_layers.SUSTAINED_STEPS, steps, {"limit": limit})
 

@@ -11,7 +11,7 @@ from mp_agent.node.accounting.loss_scale import LossScaleTracker
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.tracker import AccountContext
 from tests.agent.node.builders import merged_step
-from tests.alerting.examples.example import Example, Examples, Track, flat, halving, ramp
+from tests.alerting.examples.example import Example, Examples, Track, halving, ramp
 
 LATE = 5000
 """Steps of a run that is long past its calibration."""
@@ -21,6 +21,11 @@ _LOW = (
     "loss_scale_low",
     "loss_scale_share_of_initial",
 )
+
+
+def flat(scale: float, minutes: int) -> tuple[float, ...]:
+    """Return the same scale for so many minutes."""
+    return (scale,) * minutes
 
 
 def scaled(

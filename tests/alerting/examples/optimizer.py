@@ -42,7 +42,7 @@ _NONE = Example(
 
 
 def _sampled(
-    metric: Metric, limit: str, shares: tuple[Value, ...], *steps: float
+    metric: Metric, limit: str, shares: tuple[Value, ...], *steps: Value
 ) -> tuple[Track, ...]:
     """Return a share by the minute, and over how many steps it has been too large."""
     return (

@@ -131,4 +131,5 @@ def test_the_deviation_is_that_of_the_last_usual_norms():
     norms = jitter(300, 2.0)
     history = watched(*norms).history()
     assert history is not None and history.deviation == pytest.approx(pstdev(norms[-128:]))
-    assert watched(1.0, 2.0).history().deviation is None
+    young = watched(1.0, 2.0).history()
+    assert young is not None and young.deviation is None
