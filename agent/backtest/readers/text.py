@@ -18,7 +18,8 @@ LINE_CHARACTERS_MAX = 20_000
 _STATES_CHARACTERS_MAX = 1 << 24
 """Most characters of all states of a progress bar."""
 
-NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|NaN|NAN|inf|Inf|INF|Infinity)"
+_DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+NUMBER = rf"[-+]?(?:{_DECIMAL}|nan|NaN|NAN|inf|Inf|INF|Infinity)"
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 

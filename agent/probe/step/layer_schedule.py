@@ -249,7 +249,7 @@ class _ZeroShares:
 
     def rise_on(self, totals_GC: FloatArray) -> bool:
         """Return whether the share rises with this step beyond its own variation, and by 1 %."""
-        zeros, elements = np.nansum(totals_GC[:, _ZEROS_OF_ELEMENTS], axis=0).tolist()
+        zeros, elements = map(float, np.nansum(totals_GC[:, _ZEROS_OF_ELEMENTS], axis=0))
         if not elements:
             return False
         share, shares = zeros / elements, self._shares

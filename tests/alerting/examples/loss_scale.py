@@ -89,10 +89,12 @@ def _low_fires(bound: str, scale: str) -> str:
     return _description(bound).replace("{run}", "demo").replace("{value|number}", scale)
 
 
-_STAYS_LOW = {"MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING)}
-_FAR_BELOW = {"MpAgentLossScaleFarBelowInitial": (Severity.CRITICAL,)}
-_FALLING = {"MpAgentLossScaleLowAndFalling": (Severity.WARNING,)}
-_IN_ROW = {"MpAgentLossScaleConsecutiveDecreases": (Severity.WARNING,)}
+Severities = dict[str, tuple[Severity, ...]]
+
+_STAYS_LOW: Severities = {"MpAgentLossScaleLow": (Severity.INFO, Severity.WARNING)}
+_FAR_BELOW: Severities = {"MpAgentLossScaleFarBelowInitial": (Severity.CRITICAL,)}
+_FALLING: Severities = {"MpAgentLossScaleLowAndFalling": (Severity.WARNING,)}
+_IN_ROW: Severities = {"MpAgentLossScaleConsecutiveDecreases": (Severity.WARNING,)}
 
 _COLLAPSE = Example(
     title="the scale collapses long after calibration; the alert lasts longer",

@@ -56,7 +56,7 @@ def fsdp2_over_tensor_parallelism():
     return fully_shard(model, mesh=mesh["dp"])
 
 
-def tensor_parallelism() -> nn.Module:
+def tensor_parallelism():
     return _tensor_parallel()[0]
 
 
