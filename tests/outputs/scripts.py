@@ -28,6 +28,8 @@ def _everything_measured(rank: int, sequence: int) -> Values:
             return {"clip_norm": 128.0, "gradients_replaced": 1.0}
         case 40:
             return {"learning_rate": 1.0, "fp8.range_used_max": 8.0}
+        case 32 | 44 | 56 if rank == 3:
+            return {"loss": 64.0}
         case _:
             return {"tokens": 512.0} if rank else {}
 
@@ -48,6 +50,11 @@ def _evaluate(player: Player) -> None:
 def _trouble(rank: int, sequence: int) -> Values:
     unused = f"@{LAYERS[2]}"
     changes: dict[str, float] = {
+        "loss": 8.0 if rank else 2.0,
+        "batch_digest": 7.0,
+        "batch_rows": 1.0 if rank else 8.0,
+        "batch_kept": 0.0,
+        "batch_loaded": 1.0,
         "loss_scale": nan,
         "state.bits@queue": 64.0 + rank,
         f"gradients.elements{unused}": 0.0,
@@ -131,6 +138,7 @@ SCRIPTS = (
             "unheld_parameters": "head.weight, head.bias",
             "unchanged_parameters": "embed.weight",
         },
+        facts={"precision": "bf16", "scaler": "none", "strategy": "ddp", "data_ranks": "0-1"},
         after=_lose_a_rank,
     ),
     Script(

@@ -70,7 +70,8 @@ class BatchTracker(Tracker):
             return
         self.last_step = step.step
         self._fold_repeats(step)
-        self._fold_shared(step)
+        if step.coverage == 1.0:
+            self._fold_shared(step)
         self._fold_rows(step)
 
     def view(self) -> BatchHealth:

@@ -124,9 +124,10 @@ class NormGrowthTracker(Tracker):
 
     def view(self) -> NormGrowth | None:
         """Return the growth; None before there is a level to compare with."""
-        if self.lowest is None or not self.growth:
+        if self.lowest is None:
             return None
-        return NormGrowth(growth=self.growth, lowest=self.lowest, usual=self.growth * self.lowest)
+        usual = min(self.levels[-2:])
+        return NormGrowth(growth=self.growth, lowest=self.lowest, usual=usual)
 
     def _fold_block(self, level: float, rate: float | None) -> None:
         self.levels = [*self.levels[1 - _LEVEL_BLOCKS :], level]
