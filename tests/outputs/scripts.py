@@ -137,8 +137,8 @@ SCRIPTS = (
             "strategy": "ddp",
             "unheld_parameters": "head.weight, head.bias",
             "unchanged_parameters": "embed.weight",
+            "data_ranks": "0-1",
         },
-        facts={"precision": "bf16", "scaler": "none", "strategy": "ddp", "data_ranks": "0-1"},
         after=_lose_a_rank,
     ),
     Script(
