@@ -392,10 +392,9 @@ def _check_steps(report: NodeReport, block: StepBlock) -> None:
     sizes = (8 * count * form.width, 4 * count * form.digests)
     if (len(block.values), len(block.digests)) != sizes:
         raise ReportError(f"{what} has {len(block.values)} and {len(block.digests)} bytes")
-    values, present, place = block.array(), set(form.ranks), len(form.places)
-    if np.isnan(values[:, :place]).any():
+    values, present, place = block.array(), set(form.ranks), form.first_of_rows
+    if np.isnan(values[:, : len(form.places)]).any():
         raise ReportError(f"{what} has a value of no observation")
-    place += len(form.ranks)
     for row in form.rows:
         _check_place(report, row, what)
         if not present.issuperset(row.ranks):

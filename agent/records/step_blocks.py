@@ -38,11 +38,18 @@ class StepForm(
     counts: Ranks
     """By how many ranks, in the same order."""
     rows: tuple[RowForm, ...]
+    has_losses: bool = False
+    """Whether the losses of the ranks are known."""
+
+    @property
+    def first_of_rows(self) -> int:
+        """Place of the rows' first value among those of a step."""
+        return len(self.places) + len(self.ranks) * (2 if self.has_losses else 1)
 
     @property
     def width(self) -> int:
         """Number of values of a step."""
-        return len(self.places) + len(self.ranks) + sum(len(row.places) for row in self.rows)
+        return self.first_of_rows + sum(len(row.places) for row in self.rows)
 
     @property
     def digests(self) -> int:
@@ -61,8 +68,8 @@ class StepBlock(
     """In the trainer's own count, see `NodeStep.step`."""
     times_unix_seconds: Annotated[tuple[float, ...], Meta(max_length=STEPS_PER_REPORT)]
     values: bytes
-    """Little-endian float64, step after step: the step columns, the ranks' seconds of computation,
-    and the columns of row after row."""
+    """Little-endian float64, step after step: the step columns, the ranks' seconds of computation
+    and their losses, if they are known, and the columns of row after row."""
     digests: bytes = b""
     """Little-endian uint32, step after step, row after row."""
 

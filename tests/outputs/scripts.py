@@ -66,6 +66,8 @@ def _trouble(rank: int, sequence: int) -> Values:
     if sequence >= 48:
         changes |= {
             "learning_rate": 0.0,
+            "gradients_add_up": 1.0,
+            "backwards_discarded": 3.0,
             "unheld_parameters": 2.0,
             "unchanged_parameters": 1.0,
             f"gradients.sum_squares@{LAYERS[0]}": 2.0**24,
@@ -166,6 +168,8 @@ _SERVICES = ServiceCounts(
         pushed_bytes=2,
         reports_dropped=3,
         last_push_unix_seconds=4.5,
+        pushes_put_off=8,
+        push_interval_seconds=0.5,
         received_bytes=5,
         requests_refused=6,
         nodes_known=2,

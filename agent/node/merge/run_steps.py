@@ -23,7 +23,7 @@ from mp_agent.node.merge.family_rows import (
     Rows,
     StepFacts,
 )
-from mp_agent.node.merge.step_blocks import AlikeSteps, BlockRows, by_kind
+from mp_agent.node.merge.step_blocks import AlikeSteps, BlockRows, Places, by_kind
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import (
     FAMILIES,
@@ -136,9 +136,8 @@ class StepMerge:
             alike = self._batches.setdefault(batch.of, {}).setdefault(batch.digest, [])
             alike.extend(batch.ranks)
         for own, values in ((self._losses, step.losses), (self._batch_rows, step.batch_rows)):
-            own.update(
-                (rank, each) for rank, each in zip(ranks, values, strict=False) if isfinite(each)
-            )
+            if values:
+                own.update(_finite(np.array(ranks), np.array(values)))
 
     def add_block(
         self, rows: BlockRows, at: int, *, arrived_unix_seconds: float | None = None
@@ -201,8 +200,8 @@ class StepMerge:
             replicas=replicas,
             reduction=reduction,
             batches=self._batches,
-            losses=self._losses,
-            batch_rows=self._batch_rows,
+            losses=dict(sorted(self._losses.items())),
+            batch_rows=dict(sorted(self._batch_rows.items())),
         )
 
     def _note_time(self, own_unix_seconds: float, arrived_unix_seconds: float | None) -> None:
@@ -220,6 +219,7 @@ class StepMerge:
         kind, ranks = alike.kind, alike.ranks
         self._present[ranks] = True
         self._compute_seconds[ranks] = alike.compute_seconds
+        self._losses.update(_finite(ranks, alike.losses))
         for place, (name, count) in enumerate(zip(kind.names, kind.counts, strict=True)):
             if name:
                 found = (alike.values_NW[:, place], count)
@@ -333,6 +333,12 @@ class _FamilyStep:
         if own not in self._merged:
             self._merged[own] = self.rows.values(self.chosen, own)
         return self._merged[own]
+
+
+def _finite(ranks: Places, values: FloatArray) -> Iterable[tuple[int, float]]:
+    """Return the ranks with a finite value; none where there are no values."""
+    known = np.isfinite(values)
+    return zip(ranks[: len(values)][known].tolist(), values[known].tolist(), strict=True)
 
 
 def _first_ranks(found: Sequence[OwnNonfinite]) -> tuple[int, ...]:

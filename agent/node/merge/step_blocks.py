@@ -21,7 +21,13 @@ def in_blocks(steps: Iterable[NodeStep]) -> tuple[tuple[StepBlock, ...], tuple[N
     alike: dict[StepForm, list[NodeStep]] = {}
     others: list[NodeStep] = []
     for step in steps:
-        if step.nonfinite_loss_ranks or step.nonfinite_gradients or step.samples:
+        if (
+            step.nonfinite_loss_ranks
+            or step.nonfinite_gradients
+            or step.samples
+            or step.batches
+            or step.batch_rows
+        ):
             others.append(step)
         else:
             alike.setdefault(_form(step), []).append(step)
@@ -57,6 +63,7 @@ def _form(step: NodeStep) -> StepForm:
             )
             for row in step.rows
         ),
+        has_losses=bool(step.losses),
     )
 
 
@@ -65,6 +72,7 @@ def _block(form: StepForm, steps: Sequence[NodeStep]) -> StepBlock:
         [
             *(step.values[place].value for place in form.places),
             *step.compute_seconds,
+            *step.losses,
             *(
                 row.columns[place]
                 for row, own in zip(step.rows, form.rows, strict=True)
@@ -90,7 +98,8 @@ def _steps(block: StepBlock, columns: int, families: Sequence[FamilyColumns]) ->
         observed = dict(zip(form.places, zip(form.counts, values, strict=False), strict=True))
         place, digest = len(form.places), 0
         compute_seconds = tuple(values[place : place + len(form.ranks)])
-        place += len(form.ranks)
+        losses = tuple(values[place + len(form.ranks) : form.first_of_rows])
+        place = form.first_of_rows
         rows = []
         for row in form.rows:
             widths = len(families[row.family].columns), len(row.shards) if row.compared else 0
@@ -119,6 +128,7 @@ def _steps(block: StepBlock, columns: int, families: Sequence[FamilyColumns]) ->
             ),
             rows=tuple(rows),
             compute_seconds=compute_seconds,
+            losses=losses,
         )
 
 
@@ -148,6 +158,7 @@ class StepKind:
     """Step columns, by place; "" where this agent does not know one."""
     counts: tuple[int, ...]
     ranks: int
+    has_losses: bool
     rows: tuple[RowKind, ...]
 
 
@@ -175,7 +186,7 @@ class Forms:
         shares: Sequence[NodeShare],
     ) -> NodeForm:
         """Return what a node's form says."""
-        rows, first = [], len(form.places) + len(form.ranks)
+        rows, first = [], form.first_of_rows
         for row in form.rows:
             sent, share = families[row.family], shares[row.share]
             family = self._families.get(sent.name)
@@ -201,6 +212,7 @@ class Forms:
             names=tuple(name if name in STEP_COLUMNS_BY_NAME else "" for name in names),
             counts=form.counts,
             ranks=len(form.ranks),
+            has_losses=form.has_losses,
             rows=tuple(rows),
         )
         return NodeForm(
@@ -245,6 +257,12 @@ class AlikeSteps:
         """Of the ranks, in the same order."""
         first = len(self.kind.names)
         return self.values_NW[:, first : first + self.kind.ranks].ravel()
+
+    @property
+    def losses(self) -> FloatArray:
+        """Of the ranks, likewise; empty where none is known."""
+        first = len(self.kind.names) + self.kind.ranks
+        return self.values_NW[:, first : first + self.kind.ranks * self.kind.has_losses].ravel()
 
     def columns(self, row: RowKind, size: int) -> FloatArray:
         """Return [N, size]: a row of each node in this agent's columns, NaN where absent."""

@@ -52,6 +52,23 @@ def test_what_a_block_holds_is_what_the_steps_were():
     assert [step.step for step in single.steps] == [10, 20, 30]
     blocks, others = in_blocks(single.steps)
     assert (blocks, others) == (report.blocks, ())
+    assert [step.losses for step in single.steps] == [(1.0, 1.0 + 1 / 3), (), (1.0, 1.0 + 1 / 3)]
+    assert [step.losses for step in merged([report])] == [
+        {0: 1.0, 1: 1.0 + 1 / 3},
+        {},
+        {0: 1.0, 1: 1.0 + 1 / 3},
+    ]
+
+
+def test_a_step_on_which_batches_were_looked_at_goes_by_itself():
+    def step_of(rank: int, sequence: int) -> RankStep:
+        share = Share(group="ddp", replica_index=rank, replica_count=2)
+        values = {"batch_digest": 7.0, "batch_rows": 8.0} if sequence == 2 else {}
+        return rank_step(rank, make_record(sequence, values, [gradient_row(elements=4.0)]), share)
+
+    report = report_of(0, 1, step_of=step_of, world_size=2)
+    assert [step.sequence for step in report.steps] == [2]
+    assert [step.batch_rows for step in merged([report])] == [{}, {0: 8.0, 1: 8.0}, {}]
 
 
 def test_a_step_with_something_not_finite_goes_by_itself():
