@@ -339,7 +339,7 @@ def no_sync_never_left(wrong: bool) -> None:
 
 @_error("ranks")
 def parameter_that_ddp_ignores(wrong: bool) -> None:
-    """DDP is told to ignore a layer that is trained."""
+    """DDP ignores a layer that is trained."""
     model = _model()
     if wrong:
         names = [name for name, _ in model.named_parameters() if name.startswith("3.")]
