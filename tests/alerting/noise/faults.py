@@ -1,6 +1,6 @@
 """Runs with a planted fault, and the alerts that must report it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from math import exp
@@ -10,6 +10,7 @@ from mp_agent.lint.rules.scaling import CLIP_WITHOUT_UNSCALE
 from mp_agent.records.columns import (
     AUTOCAST_FP32_SHARE,
     BACKWARDS_DISCARDED,
+    BATCH_INTERVAL_STEPS,
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
     LEFT_IN_EVALUATION,
@@ -230,6 +231,51 @@ def _unlike(random: Random) -> Events:
     training = Training(random=random, seconds=2.0)
     yield Fault()
     yield from training.forever()
+
+
+def _looked_at(training: Training, changed: Callable[[int], Mapping[str, float]]) -> Step:
+    """Return the next step; of each rank that has a batch of its own, with what is `changed`."""
+    number = training.made + 1
+    if number % BATCH_INTERVAL_STEPS > 1:
+        return training.step()
+    own = {"batch_rows": 8.0, "batch_kept": 0.0, "batch_loaded": 1.0}
+    return training.step(
+        of_rank={
+            rank: {**own, "batch_digest": float(4 * number + rank), **changed(rank)}
+            for rank in range(4)
+        }
+    )
+
+
+def _with_batches(changed: Callable[[int, int], Mapping[str, float]]) -> Callable[[Random], Events]:
+    """Return a script whose batches change at the fault. changed: by step and rank."""
+
+    def script(random: Random) -> Events:
+        training = Training(random=random, seconds=2.0, first_step=LONG_AGO, loss=1.95)
+        while training.made < _HEALTHY_MINUTES * 30:
+            yield _looked_at(training, lambda rank: {})
+        yield Fault()
+        while True:
+            yield _looked_at(training, lambda rank: changed(training.made, rank))
+
+    return script
+
+
+def _bad_records(random: Random) -> Events:
+    """One batch in ten of rank 2 has records that are damaged."""
+    training, before = _trained(random)
+    yield from before
+    while True:
+        yield from training.steps(9)
+        yield training.step(of_rank={2: {"loss": random.uniform(6, 9)}})
+
+
+def _bad_shard(random: Random) -> Events:
+    """The labels of rank 2 are wrong."""
+    training, before = _trained(random)
+    yield from before
+    while True:
+        yield training.step(of_rank={2: {"loss": random.uniform(6, 6.4)}})
 
 
 def _underflow(random: Random) -> Events:
@@ -594,6 +640,7 @@ FAULTS = (
         script=_explosion,
         expected={
             "MpAgentGradientExplosion": "critical",
+            "MpAgentGradientNormGrown": "warning",
             "MpAgentLossSpike": "warning",
             "MpAgentLossDiverging": "critical",
         },
@@ -605,6 +652,7 @@ FAULTS = (
         expected={
             "MpAgentGradientExplosion": "critical",
             "MpAgentLossDiverging": "critical",
+            "MpAgentLossRelapsed": "warning",
             "MpAgentLearningRateJump": "warning",
         },
         tolerated={"MpAgentLossSpike": "warning"},
@@ -644,6 +692,46 @@ FAULTS = (
         expected={"MpAgentUnlikeBaseline": "warning"},
         minutes=30,
         good_layers=LAYERS[1:],
+    ),
+    Scenario(
+        name="bad-records",
+        what="one batch in ten of one rank has a loss four times as high as the others'",
+        script=_bad_records,
+        ranks=4,
+        expected={"MpAgentRankLossOutliers": "warning"},
+        tolerated={"MpAgentLossSpike": "warning"},
+    ),
+    Scenario(
+        name="bad-shard",
+        what="one rank's losses are three times as high as the others'",
+        script=_bad_shard,
+        ranks=4,
+        expected={"MpAgentRankLossUnlike": "warning"},
+        tolerated={"MpAgentLossSpike": "warning", "MpAgentLossDiverging": "critical"},
+    ),
+    Scenario(
+        name="one-batch",
+        what="all ranks are trained on one batch each, again and again",
+        script=_with_batches(lambda step, rank: {"batch_digest": float(rank)}),
+        ranks=4,
+        facts={"data_ranks": "0-3"},
+        expected={"MpAgentSameBatch": "warning"},
+    ),
+    Scenario(
+        name="shared-batches",
+        what="all ranks read the same data",
+        script=_with_batches(lambda step, rank: {"batch_digest": float(4 * step)}),
+        ranks=4,
+        facts={"data_ranks": "0-3"},
+        expected={"MpAgentRanksShareBatches": "warning"},
+    ),
+    Scenario(
+        name="single-rows",
+        what="the batches of one rank have one row instead of eight",
+        script=_with_batches(lambda step, rank: {"batch_rows": 1.0} if rank == 2 else {}),
+        ranks=4,
+        facts={"data_ranks": "0-3"},
+        expected={"MpAgentSingleRowBatch": "warning"},
     ),
     Scenario(
         name="rate-zero",
