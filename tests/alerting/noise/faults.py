@@ -247,18 +247,26 @@ def _looked_at(training: Training, changed: Callable[[int], Mapping[str, float]]
     )
 
 
-def _with_batches(changed: Callable[[int, int], Mapping[str, float]]) -> Callable[[Random], Events]:
-    """Return a script whose batches change at the fault. changed: by step and rank."""
+def _other_batches(changed: Callable[[int, int], Mapping[str, float]], random: Random) -> Events:
+    """At the fault batches change. changed: by step and rank."""
+    training = Training(random=random, seconds=2.0, first_step=LONG_AGO, loss=1.95)
+    while training.made < _HEALTHY_MINUTES * 30:
+        yield _looked_at(training, lambda rank: {})
+    yield Fault()
+    while True:
+        yield _looked_at(training, lambda rank: changed(training.made, rank))
 
-    def script(random: Random) -> Events:
-        training = Training(random=random, seconds=2.0, first_step=LONG_AGO, loss=1.95)
-        while training.made < _HEALTHY_MINUTES * 30:
-            yield _looked_at(training, lambda rank: {})
-        yield Fault()
-        while True:
-            yield _looked_at(training, lambda rank: changed(training.made, rank))
 
-    return script
+def _one_batch(step: int, rank: int) -> Mapping[str, float]:
+    return {"batch_digest": float(rank)}
+
+
+def _shared_batches(step: int, rank: int) -> Mapping[str, float]:
+    return {"batch_digest": float(4 * step)}
+
+
+def _single_rows(step: int, rank: int) -> Mapping[str, float]:
+    return {"batch_rows": 1.0} if rank == 2 else {}
 
 
 def _bad_records(random: Random) -> Events:
@@ -712,7 +720,7 @@ FAULTS = (
     Scenario(
         name="one-batch",
         what="all ranks are trained on one batch each, again and again",
-        script=_with_batches(lambda step, rank: {"batch_digest": float(rank)}),
+        script=partial(_other_batches, _one_batch),
         ranks=4,
         facts={"data_ranks": "0-3"},
         expected={"MpAgentSameBatch": "warning"},
@@ -720,7 +728,7 @@ FAULTS = (
     Scenario(
         name="shared-batches",
         what="all ranks read the same data",
-        script=_with_batches(lambda step, rank: {"batch_digest": float(4 * step)}),
+        script=partial(_other_batches, _shared_batches),
         ranks=4,
         facts={"data_ranks": "0-3"},
         expected={"MpAgentRanksShareBatches": "warning"},
@@ -728,7 +736,7 @@ FAULTS = (
     Scenario(
         name="single-rows",
         what="the batches of one rank have one row instead of eight",
-        script=_with_batches(lambda step, rank: {"batch_rows": 1.0} if rank == 2 else {}),
+        script=partial(_other_batches, _single_rows),
         ranks=4,
         facts={"data_ranks": "0-3"},
         expected={"MpAgentSingleRowBatch": "warning"},
