@@ -125,7 +125,8 @@ SINGLE_ROW_BATCH = Condition(
     remedies=(
         "Check how these ranks make batches: batch_size, drop_last, a collate function, a shard "
         "with few samples.",
-        "Look for an index or a squeeze that takes one row: batch[:1], batch[0].unsqueeze(0).",
+        "Look for an index or a squeeze that takes one row: batch[:1], or the first row with "
+        "unsqueeze(0).",
     ),
     why="The number of rows is the same on all steps and ranks unless the loop makes it differ.",
     levels=(

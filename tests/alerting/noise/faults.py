@@ -715,7 +715,11 @@ FAULTS = (
         script=_bad_shard,
         ranks=4,
         expected={"MpAgentRankLossUnlike": "warning"},
-        tolerated={"MpAgentLossSpike": "warning", "MpAgentLossDiverging": "critical"},
+        tolerated={
+            "MpAgentLossSpike": "warning",
+            "MpAgentLossDiverging": "critical",
+            "MpAgentRankLossOutliers": "warning",
+        },
     ),
     Scenario(
         name="one-batch",
