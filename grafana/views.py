@@ -86,7 +86,8 @@ def _common(made: Any, panel: Panel) -> Any:
         made.min(panel.minimum)
     if panel.maximum is not None:
         made.max(panel.maximum)
-    made.thresholds(_thresholds(panel.steps or (Step(None, "text"),)))
+    if panel.steps or panel.view is not View.TIMESERIES:  # whose lines have their own colors
+        made.thresholds(_thresholds(panel.steps or (Step(None, "text"),)))
     if panel.texts:
         made.mappings([_mapping(panel.texts)])
     return made

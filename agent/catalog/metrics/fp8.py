@@ -73,7 +73,8 @@ LAYERS_FP8_FLUSHED = gauge(
     "{layer}",
     thresholds=("fp8_flushed", "fp8_scaling_samples"),
     help="Layers whose cast of the input or the weight to FP8, by its own amax, rounded more than "
-    "the limit of it to zero in several consecutive samples. Absent without such layers.",
+    "the limit of it to zero in several consecutive samples. Absent where no layer casts each "
+    "tensor by its own amax.",
     read=lambda run: None if run.fp8_flushing is None else float(run.fp8_flushing.flushed),
 )
 FP8_FLUSHED_MAX = gauge(

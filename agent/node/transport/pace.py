@@ -30,7 +30,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Pace:
+class PushPace:
     """The time between two pushes of a node, and for how long a longer one may still be followed.
 
     Times are those of a monotonic clock.

@@ -25,7 +25,7 @@ from mp_agent.node.transport.client import (
     RunOnNode,
     unpack,
 )
-from mp_agent.node.transport.pace import Load, Pace
+from mp_agent.node.transport.pace import Load, PushPace
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.records.reports import encode_receipt
 from mp_agent.ring.run_files import is_base_url
@@ -86,7 +86,9 @@ class _Refusal(Exception):
 class ReportHandlers:
     """Checks each request in this order: sender, root and attempt, size and rate."""
 
-    def __init__(self, link: Callable[[str], RootLink | None], pace: Pace | None = None) -> None:
+    def __init__(
+        self, link: Callable[[str], RootLink | None], pace: PushPace | None = None
+    ) -> None:
         """link: returns a run's link by the run's name.
 
         pace: that of the nodes; None: each has its own.
@@ -259,7 +261,7 @@ class PushService:
         self._endpoint = endpoint
         self._client = PushClient(_tls(settings))
         self._links: dict[Path, RootLink] = {}
-        self._pace = Pace(settings.push_interval_seconds, settings.root_core_share)
+        self._pace = PushPace(settings.push_interval_seconds, settings.root_core_share)
         self._handlers = ReportHandlers(self._link_by_name, self._pace)
         self.own_seconds = 0.0
         """Processor time that this agent has spent on anything but requests."""

@@ -178,7 +178,7 @@ Run = Callable[..., None]
 """`Shield.run`: a kind of failure, a function, and its arguments."""
 
 
-class ForwardHook:
+class PreForwardHook:
     """A pre-hook; a copy of the module, pickled or deep, has one that does nothing instead.
 
     Where `torch.compile` traces it, it leaves nothing in the graph, and is not called.
@@ -208,7 +208,7 @@ class ForwardStart(Instrument):
     subject = "the parts of a step"
 
     def __init__(self, run: Run, parts: StepParts) -> None:
-        self._hook = ForwardHook(run, self._begins)
+        self._hook = PreForwardHook(run, self._begins)
         self._parts = parts
         self._model: weakref.ref[nn.Module] | None = None
         self._handle: RemovableHandle | None = None
@@ -288,7 +288,7 @@ class Batches(Instrument):
         sequence: Callable[[], int],
     ) -> None:
         """model: returns the run's. sequence: returns the number of the step under way."""
-        self._hook = ForwardHook(run, self._forward_begins)
+        self._hook = PreForwardHook(run, self._forward_begins)
         self._in_training = in_training
         self._loaders = loaders
         self._model = model

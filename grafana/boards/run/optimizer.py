@@ -74,6 +74,7 @@ OPTIMIZER = Row(
             "that stay as they are although the optimizer steps. Both are 0 in a healthy run.",
             minimum=0,
             lines=True,
+            nothing="Not looked at yet",
             queries=(
                 Query(by_run("mp_agent_parameters_unheld"), "in no optimizer", optional=True),
                 Query(by_run("mp_agent_parameters_unchanged"), "unchanged", optional=True),

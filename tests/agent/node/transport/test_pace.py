@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from mp_agent.node.transport.pace import BURST_REQUESTS_MIN, LONGEST_SECONDS, Load, Pace
+from mp_agent.node.transport.pace import BURST_REQUESTS_MIN, LONGEST_SECONDS, Load, PushPace
 
 SHORTEST, SHARE = 5.0, 0.25
 
@@ -14,7 +14,7 @@ class SimulatedRoot:
     """A root whose requests and steps cost so much processor time, by a clock of its own."""
 
     def __init__(self, nodes: int, *, request_seconds: float, own_share: float = 0.0) -> None:
-        self.pace = Pace(SHORTEST, SHARE)
+        self.pace = PushPace(SHORTEST, SHARE)
         self.nodes = nodes
         self.now_seconds = 0.0
         self._load = Load()
@@ -74,7 +74,7 @@ def test_steps_that_cannot_be_kept_open_so_long_shorten_the_pace():
 
 
 def test_the_pace_before_is_allowed_until_each_node_has_pushed_again():
-    pace = Pace(SHORTEST, SHARE)
+    pace = PushPace(SHORTEST, SHARE)
     pace.tick(0.0, Load(), 12_500)
     before_seconds = pace.asked_seconds
     pace.tick(100.0, Load(), 8)
@@ -84,7 +84,7 @@ def test_the_pace_before_is_allowed_until_each_node_has_pushed_again():
     assert pace.allowed_seconds(100.1 + before_seconds) == SHORTEST
 
 
-def returns(pace: Pace, requests: int, *, urgent: bool = True) -> Iterator[tuple[float, int]]:
+def returns(pace: PushPace, requests: int, *, urgent: bool = True) -> Iterator[tuple[float, int]]:
     """Yield, of requests that all come in one second, when each is accepted, and after how often.
 
     Each comes back when it was asked to.
@@ -101,7 +101,7 @@ def returns(pace: Pace, requests: int, *, urgent: bool = True) -> Iterator[tuple
 
 
 def test_a_storm_is_spread_and_every_node_gets_its_turn():
-    pace = Pace(SHORTEST, SHARE)
+    pace = PushPace(SHORTEST, SHARE)
     accepted = list(returns(pace, 12_500))
     assert len(accepted) == 12_500
     in_a_second = [sum(s <= at < s + 1 for at, _ in accepted) for s in range(1, 30)]
@@ -112,20 +112,20 @@ def test_a_storm_is_spread_and_every_node_gets_its_turn():
 
 
 def test_a_node_that_was_put_off_is_not_missed_meanwhile():
-    pace = Pace(SHORTEST, SHARE)
+    pace = PushPace(SHORTEST, SHARE)
     waits = [pace.put_off_seconds(0.0, urgent=True) for _ in range(12_500)]
     assert pace.allowed_seconds(max(waits) - 1.0) >= SHORTEST + max(waits)
     assert pace.allowed_seconds(max(waits) + 1.0) == SHORTEST
 
 
 def test_a_small_run_is_never_put_off():
-    pace = Pace(SHORTEST, 0.01)
+    pace = PushPace(SHORTEST, 0.01)
     waits = [pace.put_off_seconds(0.0, urgent=True) for _ in range(BURST_REQUESTS_MIN)]
     assert not any(waits)
 
 
 def test_trouble_goes_before_the_usual():
-    pace = Pace(SHORTEST, SHARE)
+    pace = PushPace(SHORTEST, SHARE)
     usual = 0
     while not pace.put_off_seconds(0.0, urgent=False):
         usual += 1

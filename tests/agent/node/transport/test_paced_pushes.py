@@ -11,7 +11,7 @@ import pytest
 
 from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.transport.client import PushClient
-from mp_agent.node.transport.pace import Pace
+from mp_agent.node.transport.pace import PushPace
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.node.transport.service import ReportHandlers
 from mp_agent.settings import Settings
@@ -32,16 +32,16 @@ def node(tmp_path: Path) -> StubRun:
     return StubRun(tmp_path / "node", root=False)
 
 
-def exhausted() -> Pace:
+def exhausted() -> PushPace:
     """Return the pace of a root that can take in one request a second, and none at present."""
-    pace = Pace(SHORTEST_SECONDS, 0.25e-3)
+    pace = PushPace(SHORTEST_SECONDS, 0.25e-3)
     while not pace.put_off_seconds(time.monotonic(), urgent=True):
         pass
     return pace
 
 
 @asynccontextmanager
-async def served(root: StubRun, client: PushClient, pace: Pace | None) -> AsyncIterator[str]:
+async def served(root: StubRun, client: PushClient, pace: PushPace | None) -> AsyncIterator[str]:
     link = RootLink(root, SETTINGS, client, {})
     async with serving(ReportHandlers(named(link), pace).routes()) as endpoint:
         root.note(url=endpoint.url)
@@ -70,7 +70,7 @@ def play(act: Callable[[PushClient], Awaitable[None]]) -> None:
 def test_a_node_takes_the_pace_of_its_root_and_its_own_with_one_that_sets_none(root, node):
     async def act(client: PushClient) -> None:
         link = RootLink(node, SETTINGS, client, {})
-        pace = Pace(SHORTEST_SECONDS, 0.25)
+        pace = PushPace(SHORTEST_SECONDS, 0.25)
         pace.asked_seconds = 12.5
         async with served(root, client, pace) as url:
             node.note(url=url)
@@ -89,7 +89,7 @@ def test_a_node_takes_the_pace_of_its_root_and_its_own_with_one_that_sets_none(r
 def test_a_root_cannot_shorten_what_the_node_was_set_to(root, node):
     async def act(client: PushClient) -> None:
         link = RootLink(node, Settings(push_interval_seconds=7.0), client, {})
-        async with served(root, client, Pace(SHORTEST_SECONDS, 0.25)) as url:
+        async with served(root, client, PushPace(SHORTEST_SECONDS, 0.25)) as url:
             node.note(url=url)
             node.waiting = [make_report(1)]
             await until(link, lambda: node.receipts)
