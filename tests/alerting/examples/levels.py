@@ -19,6 +19,17 @@ _BACK = Example(
     not_yet=(2, 17),
 )
 
+_RELAPSED_OUTLASTED = Example(
+    title="a loss that was back for some minutes, directly afterwards",
+    minutes=10,
+    tracks=(Track(training.LOSS_RELAPSED_STEPS, (*flat(0, 3), 32, 200, 0)),),
+    fires={
+        Severity.WARNING: "The loss of run demo has been back at its initial level for 200 steps, "
+        "after it had fallen to half of it or less."
+    },
+    at=10,
+)
+
 _SLOWLY = Example(
     title="a loss that rises slowly",
     minutes=6,
@@ -37,11 +48,22 @@ _GROWN = Example(
         ),
     ),
     fires={
-        Severity.WARNING: "The usual gradient norm of run demo is 40.0 times as large as its "
+        Severity.WARNING: "The usual gradient norm of run demo is 40 times as large as its "
         "lowest, and the learning rate is not. It has grown: lowest 0.5, usual 20."
     },
     at=4,
     not_yet=(2, 17),
+)
+
+_GROWN_OUTLASTED = Example(
+    title="a norm that was forty times as large for some minutes, directly afterwards",
+    minutes=10,
+    tracks=(Track(gradient_layers.NORM_GROWTH, (*flat(0, 3), 40, 40, 0)),),
+    fires={
+        Severity.WARNING: "The usual gradient norm of run demo is 40 times as large as its "
+        "lowest, and the learning rate is not."
+    },
+    at=10,
 )
 
 _WITH_THE_RATE = Example(
@@ -51,6 +73,8 @@ _WITH_THE_RATE = Example(
 )
 
 EXAMPLES = {
-    "MpAgentLossRelapsed": Examples(firing=(_BACK,), quiet=(_SLOWLY,)),
-    "MpAgentGradientNormGrown": Examples(firing=(_GROWN,), quiet=(_WITH_THE_RATE,)),
+    "MpAgentLossRelapsed": Examples(firing=(_BACK, _RELAPSED_OUTLASTED), quiet=(_SLOWLY,)),
+    "MpAgentGradientNormGrown": Examples(
+        firing=(_GROWN, _GROWN_OUTLASTED), quiet=(_WITH_THE_RATE,)
+    ),
 }
