@@ -100,6 +100,17 @@ _UNLIKE = Example(
     not_yet=(2, 12),
 )
 
+_UNLIKE_OUTLASTED = Example(
+    title="a rank whose losses were unlike all others for some minutes, directly afterwards",
+    minutes=7,
+    tracks=(Track(ranks.RANK_LEVEL_STEPS, (*flat(0, 3), 32, 32, 0)),),
+    fires={
+        Severity.WARNING: "For 32 steps the losses of one rank of run demo have been unlike those "
+        "of all others."
+    },
+    at=7,
+)
+
 _SCATTERED = Example(
     title="losses that scatter widely on all ranks",
     minutes=6,
@@ -111,5 +122,5 @@ EXAMPLES = {
     "MpAgentRanksShareBatches": Examples(firing=(_SHARED,), quiet=(_TENSOR_PARALLEL,)),
     "MpAgentSingleRowBatch": Examples(firing=(_SINGLE,), quiet=(_LAST_OF_EPOCH,)),
     "MpAgentRankLossOutliers": Examples(firing=(_OUTLIERS,), quiet=(_SCATTERED,)),
-    "MpAgentRankLossUnlike": Examples(firing=(_UNLIKE,), quiet=(_SCATTERED,)),
+    "MpAgentRankLossUnlike": Examples(firing=(_UNLIKE, _UNLIKE_OUTLASTED), quiet=(_SCATTERED,)),
 }
