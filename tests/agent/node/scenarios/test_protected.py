@@ -232,7 +232,7 @@ def test_settings_that_json_lacks_a_number_for_keep_the_protection(
         math.inf,
     )
     agent = start(
-        **{**infinite, "time_scale": 1.0},
+        **{**infinite, "time_scale": 1.0, "root_core_share": 1.0},
         tls_certificate=certificates.certificate,
         tls_key=certificates.key,
     )
