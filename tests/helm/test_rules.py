@@ -138,7 +138,6 @@ def test_agents_judge_by_the_same_numbers_and_severities(monkeypatch: pytest.Mon
         "durations": {
             "stall_window": "25m30s",
             "overflow_window": 2_000_000,
-            "overflow_long_window": 3_000_000,
         },
         "severities": {
             "MpAgentRunVanished": {"warning": "info"},
