@@ -84,7 +84,8 @@ DURATIONS = (
     Duration(
         name="diverging_keep",
         seconds=10 * _MINUTE,
-        meaning="how long the alert on a rising loss continues below the limit",
+        meaning="how long the alerts on a loss that rises, or is lost, and on a norm that grows "
+        "continue below the limit",
     ),
     Duration(
         name="incident_window",
