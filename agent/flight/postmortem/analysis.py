@@ -27,11 +27,10 @@ _ORIGINS = (Causes.NONFINITE_ON_ONE_RANK, Causes.NONFINITE_FORWARD, Causes.NONFI
 _GPU = Causes.GPU_ERROR
 _FOLLOWS_FROM: Mapping[Causes, tuple[Causes, ...]] = {
     Causes.NONFINITE_ON_ONE_RANK: (_GPU, Causes.ZERO_EPSILON),
-    Causes.NONFINITE_FORWARD: (Causes.ZERO_EPSILON,),
+    Causes.NONFINITE_FORWARD: (Causes.ZERO_EPSILON, Causes.ONE_RANK_OFF),
     Causes.NONFINITE_BACKWARD: (Causes.ZERO_EPSILON,),
     Causes.ONE_RANK_OFF: (_GPU,),
     Causes.OWN_NAN: (_GPU,),
-    Causes.NONFINITE_FORWARD: (Causes.ONE_RANK_OFF,),
     Causes.NONFINITE_UPDATE: (_GPU, *_ORIGINS, Causes.ONE_RANK_OFF),
     Causes.REPLICA_DIVERGENCE: (_GPU,),
     Causes.UNUSUAL_BATCH: (Causes.ONE_RANK_OFF, Causes.LEARNING_RATE_JUMP),
