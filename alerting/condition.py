@@ -58,7 +58,7 @@ class Level:
     description: what happened to this run, with the marks of `descriptions`; the value is that of
     the first signal in `when`. triage: for the first line of a critical alert.
     counts_steps: whether that value is the number of consecutive steps that show it: it then began
-    with the first of them.
+    with the first of them. counted: the series of that number where the value is something else.
     """
 
     severity: Severity
@@ -69,6 +69,7 @@ class Level:
     reason: str = ""
     triage: Triage | None = None
     counts_steps: bool = False
+    counted: Series | None = None
 
     @property
     def parts(self) -> tuple[Part, ...]:

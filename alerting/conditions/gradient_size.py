@@ -183,11 +183,15 @@ GRADIENT_EXPLOSION = Condition(
 _NORM = Series(metric=gradients.GRAD_NORM)
 
 
+def _steps_below(name: str) -> Series:
+    """Return on how many steps in a row the norm was below a threshold."""
+    return Series(metric=gradient_layers.GRAD_NORM_BELOW, where=(Where("limit", "=", name),))
+
+
 def _below(name: str) -> tuple[Predicate, Predicate]:
     """Return what to have for so many steps, and the excuse that every level accepts."""
-    steps = Series(metric=gradient_layers.GRAD_NORM_BELOW, where=(Where("limit", "=", name),))
-    below = all_of(Compare(_NORM, "<", limit(name)), Compare(steps, ">=", limit(f"{name}_steps")))
-    return below, unjudgeable()
+    long_enough = Compare(_steps_below(name), ">=", limit(f"{name}_steps"))
+    return all_of(Compare(_NORM, "<", limit(name)), long_enough), unjudgeable()
 
 
 def _small_by_nature() -> Predicate:
@@ -243,6 +247,7 @@ GRADIENT_VANISHING = Condition(
             keep=_KEEP,
             reason=_REASON,
             description=_description("grad_norm_vanished"),
+            counted=_steps_below("grad_norm_vanished"),
         ),
         Level(
             severity=Severity.WARNING,
@@ -250,12 +255,14 @@ GRADIENT_VANISHING = Condition(
             keep=_KEEP,
             reason=_REASON,
             description=_description("grad_norm_very_low"),
+            counted=_steps_below("grad_norm_very_low"),
         ),
         Level(
             severity=Severity.INFO,
             when=unless(*_below("grad_norm_low"), _solved()),
             reason=_REASON,
             description=_description("grad_norm_low"),
+            counted=_steps_below("grad_norm_low"),
         ),
     ),
     quiet=(

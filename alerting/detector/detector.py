@@ -69,6 +69,8 @@ class _Watch:
     level: Level
     severity: str
     evaluate: Callable[[Moment], Vector]
+    count: Callable[[Moment], Vector] | None
+    """Consecutive steps that show the level, where it has such a number."""
     kept: tuple[str, ...]
     hold_seconds: float
     keep_seconds: float
@@ -192,6 +194,9 @@ class Detector:
 
     def _watch(self, interpreter: Interpreter, condition: Condition, level: Level) -> _Watch:
         interpreted = interpreter.interpret(level.when)
+        count = interpreted.evaluate if level.counts_steps else None
+        if level.counted is not None:
+            count = interpreter.interpret(level.counted).evaluate
         seconds = self._values.seconds
         severity = self._values.severity(condition.name, level.severity) or level.severity
         return _Watch(
@@ -199,6 +204,7 @@ class Detector:
             level,
             severity.value,
             interpreted.evaluate,
+            count,
             interpreted.kept,
             hold_seconds=seconds[level.hold.name] if level.hold else 0.0,
             keep_seconds=seconds[level.keep.name] if level.keep else 0.0,
@@ -209,14 +215,18 @@ class Detector:
     def _first_step(self, watch: _Watch, key: Kept, now_seconds: float, step: int) -> int:
         """Return the first step on which a level that holds now did, of those since it was judged.
 
-        It is the last one where time alone has made it hold.
+        It is the last one where time alone has made it hold, and the first of the steps that a
+        level counts.
         """
+        first = step
         for earlier in sorted(self.readings.moved_steps(watch.names)):
             if 0 < earlier < step:
                 value = watch.evaluate(Moment(now_seconds, earlier)).get(key)
                 if value is not None and isfinite(value):
-                    return earlier
-        return step
+                    first = earlier
+                    break
+        count = watch.count(Moment(now_seconds)).get(key) if watch.count else None
+        return first if count is None else min(first, self.readings.first_of(count, step))
 
     def _carry_on(
         self, watch: _Watch, vector: Vector, now_seconds: float, step: int
@@ -230,8 +240,6 @@ class Detector:
                 if len(watch.holding) >= FINDINGS_PER_LEVEL:
                     continue
                 first_step = self._first_step(watch, key, now_seconds, step)
-                if watch.level.counts_steps:
-                    first_step = min(first_step, self.readings.first_of(value, step))
                 holding = watch.holding[key] = _Holding(now_seconds, first_step, value)
             holding.value, holding.absent_since_seconds = value, None
             holding.keep_seconds = watch.keep_seconds
