@@ -56,14 +56,21 @@ def test_a_schedule_that_ended_is_distinguished_from_a_warm_up():
 
 
 def test_zero_gradients_explain_vanishing_ones():
-    zeros = [merged_step(n, norm=0.0, loss=0.0) for n in range(61, 261)]
-    found = findings_of([*calm(60), *zeros])
+    found = findings_of([*calm(60), *calm(200, first=61, norm=0.0)])
     assert found["zero_gradients"].step == 61
     assert found["gradient_vanishing"].follows == "zero_gradients"
 
 
+def test_zero_gradients_of_a_loss_of_0_are_no_vanishing_ones():
+    zeros = [merged_step(n, norm=0.0, loss=0.0) for n in range(61, 261)]
+    found = findings_of([*calm(60), *zeros])
+    assert found.keys() == {"zero_gradients"}
+    assert found["zero_gradients"].step == 61
+
+
 def test_a_loss_that_fell_to_0_for_good_is_named_with_its_constant_norm():
-    gone = [merged_step(n, norm=1.0, loss=0.0) for n in range(61, 161)]
+    gone = [merged_step(n, norm=1.0, loss=0.0) for n in range(61, 261)]
+    assert findings_of([*calm(60), *gone[:100]]) == {}
     found = findings_of([*calm(60), *gone])
     assert found.keys() == {"constant_loss"}
     assert (found["constant_loss"].step, found["constant_loss"].likelihood) == (61, "likely")

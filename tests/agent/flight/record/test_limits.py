@@ -62,15 +62,30 @@ def falling(count: int, factor: float = 2.0):
     return steps
 
 
+def fallen(count: int, factor: float = 4.0):
+    """Return a run whose scale falls by a factor three times, and then stays for `count` steps."""
+    steps = falling(3, factor)
+    return steps + calm(count, first=len(steps) + 1, loss_scale=65536.0 / factor**3)
+
+
+def vanished(count: int):
+    return [*calm(60), *calm(count, first=61, norm=1e-7)]
+
+
+FALLEN = [*calm(60), *calm(1800, first=61, norm=0.05)]
+"""A norm that is low for as many steps as the mildest level takes."""
+
 CASES = [
     ("gradient_underflow", "layer_dead_abs_max=1e-7", calm(60), dying(1e-8)),
     ("gradient_underflow", "layer_dead_samples=2", calm(60), dying(1e-11)[:-1]),
     ("gradient_underflow", "layer_zero_rise=0.05", calm(60), emptying(15.0)),
     ("gradient_underflow", "underflow_layers=0.02", calm(60), emptying(90.0, 30)),
     ("gradient_explosion", "grad_norm_high=50", [*calm(60), *calm(9, first=61, norm=80.0)], []),
-    ("gradient_vanishing", "grad_norm_low=0.1", [*calm(60), *calm(110, first=61, norm=0.05)], []),
+    ("gradient_vanishing", "grad_norm_low=0.1", FALLEN, []),
+    ("gradient_vanishing", "grad_norm_vanished_steps=60", vanished(100), []),
     ("loss_scale_falling", "loss_scale_decreases_in_row=2", falling(2), []),
-    ("loss_scale_collapse", "loss_scale_share_of_initial=0.1", falling(3, 5.0), []),
+    ("loss_scale_collapse", "loss_scale_share_of_initial=0.1", fallen(250), []),
+    ("loss_scale_collapse", "loss_scale_share_of_initial_steps=60", fallen(100, 7.0), []),
     ("learning_rate_jump", "learning_rate_jump=4", None, []),
 ]
 

@@ -101,8 +101,9 @@ def test_a_page_that_cannot_be_written_is_refused(start_rank, run_dir, call, tmp
 
 def test_thresholds_can_be_set_as_for_the_alerts(start_rank, run_dir, call):
     rank = start_rank()
-    for step in range(120):
-        rank.steps(1, gradients={"elements": 4.0, "sum_squares": 0.05**2}, loss=2.0 + step % 5 / 50)
+    for step in range(160):
+        norm = 1.0 if step < 60 else 1e-7
+        rank.steps(1, gradients={"elements": 4.0, "sum_squares": norm**2}, loss=2.0 + step % 5 / 50)
 
     def causes(*arguments: str) -> list[str]:
         document = call(postmortem_command, run_dir, "--json", *arguments)
@@ -110,7 +111,7 @@ def test_thresholds_can_be_set_as_for_the_alerts(start_rank, run_dir, call):
         return [finding["cause"] for finding in json.loads(document.output)["findings"]]
 
     assert causes() == []
-    assert causes("--set", "grad_norm_low=0.1") == ["gradient_vanishing"]
+    assert causes("--set", "grad_norm_vanished_steps=60") == ["gradient_vanishing"]
     refused = call(postmortem_command, run_dir, "--set", "grad_norm_high=2000")
     assert refused.exit_code == 2
     assert "grad_norm_high has value 2000.0; it must be below grad_norm_extreme" in refused.output
