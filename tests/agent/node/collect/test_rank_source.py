@@ -30,9 +30,13 @@ def test_parameters_that_change_in_one_look_before_a_death_are_all_read(
     assert values["records_dropped_total{0}"] == 0
 
 
-def test_any_number_of_changes_in_one_look_is_read(start_rank: StartRank, open_run: OpenRun):
+@pytest.mark.parametrize(("changes", "kept"), [(12, True), (60, False)])
+def test_all_changes_in_one_look_that_the_ring_keeps_are_read(
+    start_rank: StartRank, open_run: OpenRun, changes: int, kept: bool
+):
+    """Of those that it has written over, the steps are counted, and as dropped as well."""
     rank = start_rank(layers=("a",))
-    changes, steps = 30, 3
+    steps = 3
     for change in range(changes):
         rank.new_schema("a", *(f"b{change}",))
         rank.steps(steps)
@@ -42,7 +46,9 @@ def test_any_number_of_changes_in_one_look_is_read(start_rank: StartRank, open_r
 
     values = shown(run)
     assert values["steps_total"] == changes * steps
-    assert values["records_dropped_total{0}"] == 0
+    dropped = values["records_dropped_total{0}"]
+    assert dropped == 0 if kept else 0 < dropped < changes * steps
+    assert dropped % steps == 0
     assert values["step"] == changes * steps
 
 
