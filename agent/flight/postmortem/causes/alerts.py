@@ -40,6 +40,7 @@ _BY_REASON = {
 }
 """What MpAgentNothingTrained shows by the reason that it gives, unless it is the gradients."""
 _WITHOUT_GRADIENTS = "MpAgentLayersWithoutGradient"
+_WITHOUT_OPTIMIZER = "MpAgentParametersWithoutOptimizer"
 
 
 def alerts(case: Case) -> Iterator[Diagnosis]:
@@ -65,8 +66,12 @@ def _cause_of(case: Case, condition: ActiveCondition, *, risen: bool) -> Cause |
     name = condition.name
     if name in OF_THE_ORIGIN and case.origin is not None:
         return None
-    none_at_all = condition.description.endswith(": no gradients.")
-    if name == _WITHOUT_GRADIENTS or (name == "MpAgentNothingTrained" and none_at_all):
+    if name == _WITHOUT_OPTIMIZER and any(
+        one.severity in ALERTING and _shows_none(one) for one in case.conditions
+    ):
+        # These are the tensors that the optimizer should hold instead: one fault, seen twice.
+        return Causes.WITHOUT_GRADIENTS.value
+    if _shows_none(condition):
         return Causes.WITHOUT_GRADIENTS.value
     if name == "MpAgentNothingTrained":
         reasons = (r for r in _BY_REASON if condition.description.endswith(f": {r}."))
@@ -81,6 +86,13 @@ def _cause_of(case: Case, condition: ActiveCondition, *, risen: bool) -> Cause |
         return _BY_CONDITION[name].value
     words = "".join(f"_{c.lower()}" if c.isupper() else c for c in name.removeprefix("MpAgent"))
     return Cause(words.lstrip("_"), _SUMMARIES[name].removesuffix("."), (name,))
+
+
+def _shows_none(condition: ActiveCondition) -> bool:
+    """Return whether a condition says that the tensors of an optimizer get no gradients."""
+    none_at_all = condition.description.endswith(": no gradients.")
+    nothing_trained = condition.name == "MpAgentNothingTrained"
+    return condition.name == _WITHOUT_GRADIENTS or (nothing_trained and none_at_all)
 
 
 def _diagnosis(case: Case, cause: Cause, shown: Sequence[ActiveCondition]) -> Diagnosis:
