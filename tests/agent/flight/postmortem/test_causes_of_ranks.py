@@ -76,6 +76,23 @@ def test_an_optimizer_without_gradients_names_the_tensors_that_have_some():
     assert "create the optimizer after" in remedies_for(first.cause)[0].remedies[0]
 
 
+@pytest.mark.parametrize(
+    ("severity", "expected"),
+    [
+        ("warning", {"optimizer_without_gradients"}),
+        ("info", {"optimizer_without_gradients", "parameters_without_optimizer"}),
+    ],
+)
+def test_parameters_of_no_optimizer_are_a_fault_of_their_own_unless_most_of_its_get_none(
+    severity, expected
+):
+    conditions = [
+        make_condition(name="MpAgentLayersWithoutGradient", severity=severity, since_step=40),
+        make_condition(name="MpAgentParametersWithoutOptimizer", severity="warning", since_step=20),
+    ]
+    assert findings_of(calm(60), conditions=conditions).keys() == expected
+
+
 def skipped(sequence: int, scale: float, *ranks: int, of: int = 2, **values: float) -> MergedStep:
     """Return a step that a scaler skipped, for the own gradients of some ranks."""
     step = overflow(sequence, scale)
