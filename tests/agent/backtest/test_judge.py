@@ -94,7 +94,7 @@ def test_settings_reach_the_conditions() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_counted_in_steps_is_found_on_the_same_step_however_long_a_step_takes() -> None:
+def test_what_is_counted_in_steps_is_found_on_the_same_step_at_any_step_time() -> None:
     """A norm of nearly nothing has to last for so many steps, not for a time."""
     points = [
         Point(step=n, loss=2.0 + n % 5 / 50, grad_norm=1.0 if n < 100 else 1e-8)

@@ -83,7 +83,7 @@ def test_an_optimizer_without_gradients_names_the_tensors_that_have_some():
         ("info", {"optimizer_without_gradients", "parameters_without_optimizer"}),
     ],
 )
-def test_parameters_of_no_optimizer_are_a_fault_of_their_own_unless_most_of_its_get_none(
+def test_parameters_of_no_optimizer_are_a_fault_of_their_own_if_others_are_trained(
     severity, expected
 ):
     conditions = [
