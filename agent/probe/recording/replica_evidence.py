@@ -74,6 +74,9 @@ class ReplicaEvidence(Instrument):
             self._state.add(step)
 
 
+_CHANGES_APART_STEPS = 16
+
+
 class PlanChanges:
     """Says whether what optimizers hold has changed, as where layers are unfrozen or added.
 
@@ -85,11 +88,15 @@ class PlanChanges:
         self._last = 0
 
     def are_recent(self, sequence: int, plans: Sequence[MeasurementPlan]) -> bool:
-        """Return whether the plans have changed before this step or before the last one."""
+        """Return whether the plans have changed before this step or before the last one.
+
+        Changes that come soon after another are left to the schedule: some scripts never stop.
+        """
         for plan in plans:
             if plan.layers is not self._layers.get(plan.label):
                 self._layers[plan.label] = plan.layers
-                self._last = sequence
+                if not self._last or sequence - self._last > _CHANGES_APART_STEPS:
+                    self._last = sequence
         return sequence - self._last <= 1
 
 
