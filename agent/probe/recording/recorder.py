@@ -17,6 +17,7 @@ from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
+from mp_agent.probe.recording.parameter_census import ParameterCensus
 from mp_agent.probe.recording.ring_schema import (
     DRAIN_SECONDS,
     RingSchema,
@@ -24,7 +25,7 @@ from mp_agent.probe.recording.ring_schema import (
     measured_step_columns,
 )
 from mp_agent.probe.recording.step_measurement import ScaledPlan, StepMeasurement
-from mp_agent.probe.recording.trained_parameters import ParameterCensus, WeightChanges
+from mp_agent.probe.recording.weight_changes import WeightChanges
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import ObservedStep, OpenStep, observed_step
 from mp_agent.ring.writer import RingWriter

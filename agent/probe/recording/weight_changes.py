@@ -1,4 +1,4 @@
-"""Which parameters are trained: those that optimizers hold, and those that their steps change.
+"""Which parameters the optimizers' steps change.
 
 A few elements of some parameters are kept from one look to the next, where they are compared. What
 has a gradient, a learning rate and a step in between has changed by then.
@@ -14,9 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.accelerator import HostCopy
 from mp_agent.probe.optimizers.measurement import few_elements
-from mp_agent.probe.optimizers.parameter_names import listed
 from mp_agent.probe.optimizers.plan import (
     LayerSlot,
     MeasurementPlan,
@@ -25,12 +23,12 @@ from mp_agent.probe.optimizers.plan import (
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
+from mp_agent.probe.recording.parameter_census import NamesOnTheWay, as_scalar
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.probe.step.layer_schedule import Looks
 from mp_agent.probe.step.open_step import OpenStep
-from mp_agent.records.columns import ROUNDED_RATIO, UNCHANGED_PARAMETERS, UNHELD_PARAMETERS
-from mp_agent.records.schema import UNCHANGED, UNHELD
-from mp_agent.records.text import as_utf8
+from mp_agent.records.columns import ROUNDED_RATIO, UNCHANGED_PARAMETERS
+from mp_agent.records.schema import UNCHANGED
 
 PARAMETERS_AT_FIRST = 128
 PARAMETERS_AT_MOST = 24
@@ -42,126 +40,34 @@ _SPACINGS = 4.0
 """Size of an update, in spacings of the weight's format, that rounding cannot hide."""
 
 
-class ParameterCensus:
-    """Compares the parameters of the run's model with those that optimizers hold, on some steps.
-
-    Asks parameters whether they require and have gradients. Of those that have one and that no
-    optimizer holds it keeps a few elements until the next look: what some other means changes
-    meanwhile is trained, and a gradient that no backward has changed is a remainder.
-    """
-
-    def __init__(self, registry: OptimizerRegistry, traits: ObservedTraits) -> None:
-        self.looks = Looks()
-        self._registry = registry
-        self._traits = traits
-        self._suspects: dict[int, _Suspect] = {}
-        self._trained_ratio = ""
-        traits.trained_ratio = self.trained_ratio
-
-    def trained_ratio(self) -> str:
-        """Return which share of the model is trained, as known last: a model may be gone by now."""
-        if (share := self._registry.trained_share()) is not None:
-            self._trained_ratio = f"{share:.4g}"
-        return self._trained_ratio
-
-    def look(self, sequence: int, scalars: dict[str, Scalar]) -> None:
-        """Add to a step's `scalars` how many such parameters there are, and their names to facts.
-
-        They are counted once two looks have found them.
-        """
-        self.looks.begin()
-        strays = len(self._traits.backward_threads) <= 1
-        found = self._registry.unheld_gradients(strays=strays)
-        before, self._suspects = self._suspects, {}
-        names: list[str] = []
-        unchanged: list[torch.Tensor] = []
-        for name, parameter in found:
-            known = before.get(id(parameter))
-            self._suspects[id(parameter)] = _Suspect.made_of(parameter)
-            if known is not None and known.of(parameter):
-                same = known.is_unchanged()
-                if not accelerator.is_on_host(same.device) or same:
-                    names.append(name)
-                    unchanged.append(same)
-        verdicts = accelerator.on_one_device(unchanged) if unchanged else []
-        scalars[UNHELD_PARAMETERS] = _scalar(torch.stack(verdicts).sum()) if verdicts else 0.0
-        _note_names(self._traits, UNHELD, names)
-        self.looks.end(sequence, soon=not self._suspects.keys() <= before.keys())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Suspect:
-    """A parameter that no optimizer holds, as a look has found it. Does not keep it alive."""
-
-    parameter: "weakref.ref[torch.Tensor]"
-    gradient: "weakref.ref[torch.Tensor]"
-    gradient_version: int
-    elements: torch.Tensor
-
-    @classmethod
-    def made_of(cls, parameter: torch.Tensor) -> "_Suspect":
-        gradient = parameter.grad
-        assert gradient is not None
-        return cls(
-            weakref.ref(parameter),
-            weakref.ref(gradient),
-            gradient._version,
-            _kept(parameter),
-        )
-
-    def of(self, parameter: torch.Tensor) -> bool:
-        """Return whether it is `parameter`, with another gradient than before."""
-        gradient = parameter.grad
-        same = gradient is self.gradient() and (
-            gradient is None or gradient._version == self.gradient_version
-        )
-        return self.parameter() is parameter and not same
-
-    def is_unchanged(self) -> torch.Tensor:
-        """Return whether its elements are those of the earlier look, on its device."""
-        parameter = self.parameter()
-        assert parameter is not None
-        return (_kept(parameter) == self.elements).all()
-
-
-def _kept(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a few elements; none of tensors of other kinds."""
-    found = few_elements(parameter.detach())
-    return torch.empty(0, device=parameter.device) if found is None else found.clone()
-
-
 class WeightChanges:
     """Compares a few elements of the run's parameters from look to look."""
 
     def __init__(self, registry: OptimizerRegistry, traits: ObservedTraits) -> None:
         self.looks = Looks()
         self._registry = registry
-        self._traits = traits
         self._samples: list[_Sample] = []
         self._taken = 0
-        self._verdicts: tuple[Sequence[str], HostCopy] | None = None
-        """Names, and for each whether it did not change, on its way from the device."""
+        self._names = NamesOnTheWay(traits, UNCHANGED)
 
     def compare(self, step: OpenStep) -> None:
         """Add to a step how many of those of the last look have not changed since."""
         self.looks.begin()
         samples, self._samples = self._samples, []
-        self._name()
+        self._names.note()
         found = [(each, each.verdict()) for each in samples if each.is_due and each.is_there()]
         if not found:
             return
         device = found[0][1].unchanged_T.device
         together = torch.cat([verdict.unchanged_T.to(device) for _, verdict in found])
-        step.scalars[UNCHANGED_PARAMETERS] = _scalar(together.sum())
+        step.scalars[UNCHANGED_PARAMETERS] = as_scalar(together.sum())
         rounded, all_16 = (
             torch.stack([getattr(verdict, part).to(device) for _, verdict in found]).sum()
             for part in ("rounded", "elements_16")
         )
-        step.scalars[ROUNDED_RATIO] = _scalar(rounded / all_16)  # NaN, absent, without any
+        step.scalars[ROUNDED_RATIO] = as_scalar(rounded / all_16)  # NaN, absent, without any
         names = [name for sample, _ in found for name in sample.names]
-        if accelerator.is_on_host(device) or accelerator.cuda_is_used():
-            self._verdicts = names, HostCopy(together.double())
-            self._name()
+        self._names.send(names, together)
 
     def sample(self, step: OpenStep, plans: Sequence[tuple[MeasurementPlan, Scalar]]) -> None:
         """Keep elements of the parameters whose gradients were measured, for the next look."""
@@ -173,15 +79,6 @@ class WeightChanges:
                     self._samples.append(sample)
         self._taken += 1
         self.looks.end(step.sequence)
-
-    def _name(self) -> None:
-        """Put the names of the last look's unchanged parameters among the facts."""
-        if self._verdicts is None or not self._verdicts[1].has_arrived:
-            return
-        names, copy = self._verdicts
-        self._verdicts = None
-        unchanged = [name for name, is_ in zip(names, copy.numbers(), strict=True) if is_]
-        _note_names(self._traits, UNCHANGED, unchanged)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -277,19 +174,8 @@ class _Sample:
         )
 
 
-def _note_names(traits: ObservedTraits, fact: str, names: Sequence[str]) -> None:
-    """Let a fact name these parameters; without any there is no such fact."""
-    others = {name: text for name, text in traits.parameters.items() if name != fact}
-    traits.parameters = {**others, fact: as_utf8(listed(names))} if names else others
-
-
 def _now(elements: Sequence[_Element]) -> torch.Tensor:
     return _joined([one for each in elements if (one := each.now()) is not None])
-
-
-def _scalar(value: torch.Tensor) -> Scalar:
-    found = scalar_of(value)
-    return 0.0 if found is None else found
 
 
 def _coefficient(scalars: dict[str, Scalar]) -> Scalar:

@@ -1,0 +1,38 @@
+"""The names of parameters that a look on a device has found."""
+
+import pytest
+import torch
+
+from mp_agent.probe import accelerator
+from mp_agent.probe.optimizers.run_facts import ObservedTraits
+from mp_agent.probe.recording.parameter_census import NamesOnTheWay
+
+FLAGS = torch.tensor([True, False, True])
+
+
+@pytest.fixture(params=[True, False], ids=["host", "device"])
+def traits(request, monkeypatch) -> ObservedTraits:
+    monkeypatch.setattr(accelerator, "is_on_host", lambda place: request.param)
+    monkeypatch.setattr(accelerator, "cuda_is_used", lambda: True)
+    return ObservedTraits()
+
+
+def test_are_those_whose_flag_is_set_wherever_it_is(traits):
+    NamesOnTheWay(traits, "unheld_parameters").send(["a", "b", "c"], FLAGS)
+    assert traits.parameters == {"unheld_parameters": "a, c"}
+
+
+def test_leave_other_facts_as_they_are_and_none_of_their_own_without_a_flag(traits):
+    traits.parameters = {"unchanged_parameters": "x", "unheld_parameters": "a"}
+    NamesOnTheWay(traits, "unheld_parameters").send(["a"], FLAGS[1:2])
+    assert traits.parameters == {"unchanged_parameters": "x"}
+
+
+def test_are_not_known_before_the_flags_have_arrived(traits, monkeypatch):
+    monkeypatch.setattr(accelerator.HostCopy, "has_arrived", False)
+    names = NamesOnTheWay(traits, "unheld_parameters")
+    names.send(["a"], FLAGS[:1])
+    assert traits.parameters == {}
+    monkeypatch.setattr(accelerator.HostCopy, "has_arrived", True)
+    names.note()
+    assert traits.parameters == {"unheld_parameters": "a"}
