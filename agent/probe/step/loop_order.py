@@ -13,6 +13,7 @@ from types import FrameType
 
 import torch
 
+from mp_agent.probe import accelerator
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.probe.step.open_step import OpenStep
@@ -113,10 +114,8 @@ class LoopOrder:
         if skipped:
             return
         watched.use.used(watched.plan)
-        for each in known:
-            adds_up = each.use.adds_up
-            if isinstance(adds_up, torch.Tensor) or adds_up:
-                step.scalars[GRADIENTS_ADD_UP] = adds_up
+        if (adds_up := _any_of(each.use.adds_up for each in known)) is not None:
+            step.scalars[GRADIENTS_ADD_UP] = adds_up
 
     def _note_discarded(self, watched: WatchedOptimizer, step: OpenStep) -> None:
         """Compare the backwards that an optimizer has used with those that none has."""
@@ -140,6 +139,17 @@ class LoopOrder:
 def _follows(watched: WatchedOptimizer) -> bool:
     """Return whether this thread makes the gradients: others' are not to be read meanwhile."""
     return watched.thread == get_ident() and not watched.managed
+
+
+def _any_of(flags: Iterable[Scalar | None]) -> Scalar | None:
+    """Return 1 if any is 1, as far as that is known here, else what a device knows; or None."""
+    listed = list(flags)
+    if any(each for each in listed if not isinstance(each, torch.Tensor)):
+        return 1.0
+    on_devices = [each for each in listed if isinstance(each, torch.Tensor)]
+    if not on_devices:
+        return None
+    return scalar_of(torch.stack(accelerator.on_one_device(on_devices)).amax())
 
 
 def _remains(watched: WatchedOptimizer) -> Scalar | None:
