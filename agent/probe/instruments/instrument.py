@@ -385,7 +385,7 @@ def _some_of(tensor: torch.Tensor) -> torch.Tensor:
         stride = -(-size // kept)
         places.append(slice(stride // 2, None, stride))
         left = max(1, left // kept)
-    return tensor[tuple(places)].contiguous().reshape(-1)
+    return tensor[tuple(places)].resolve_conj().resolve_neg().contiguous().reshape(-1)
 
 
 def _bits(part: torch.Tensor) -> torch.Tensor:

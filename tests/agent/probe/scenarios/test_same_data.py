@@ -274,3 +274,34 @@ def test_ranks_of_the_same_or_odd_data_are_found(rings, tmp_path, case):
         for poll in range(4):
             run.poll(float(poll))
         assert fired(run) == OF_RANKS[case]
+
+
+class _Real(nn.Module):
+    """Takes complex numbers, conjugates that torch has not computed among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, inputs, unused):
+        return self.linear(torch.view_as_real(inputs.resolve_conj()).flatten(1))
+
+
+@pytest.mark.parametrize("kind", ["conj", "negative", "bool", "scalar"])
+def test_batches_of_any_kind_of_number_have_a_digest(watch, kind):
+    watched, model = watch(), _Real()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(34):
+        inputs = torch.randn(16, 4, dtype=torch.complex64)
+        extra = {
+            "conj": inputs.conj(),
+            "negative": inputs.conj().imag,
+            "bool": inputs.real > 0,
+            "scalar": torch.tensor(3),
+        }[kind]
+        optimizer.zero_grad()
+        model(inputs, extra).square().mean().backward()
+        optimizer.step()
+    contents = watched.read(one_schema=False)
+    assert contents.state.probe_errors == 0
+    assert any(value == value for value in contents.column("batch_digest"))
