@@ -4,6 +4,7 @@ A loss that falls back to where it began and stays there, and a usual gradient n
 times over while the learning rate does not. Both are judged by blocks of a few steps.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mp_agent.node.accounting.gradients import judged_norms
@@ -54,7 +55,7 @@ class RelapseTracker(Tracker):
             return
         self.block = [*self.block, loss]
         if len(self.block) == _BLOCK_STEPS:
-            self._fold_block(median(self.block), min(self.block), context.thresholds["loss_growth"])
+            self._fold_block(self.block, context.thresholds["loss_growth"])
             self.block = []
 
     @property
@@ -63,13 +64,14 @@ class RelapseTracker(Tracker):
         sure = self.jumped and self.back_blocks >= _LOST_BLOCKS
         return self.back_blocks * _BLOCK_STEPS if sure else 0
 
-    def _fold_block(self, level: float, lowest: float, growth: float) -> None:
+    def _fold_block(self, block: Sequence[float], growth: float) -> None:
+        level = median(block)
         if self.initial is None or self.best is None:
             self.initial = self.best = level
             return
         way = self.initial - self.best
         learned = self.best > 0.0 and self.initial >= growth * self.best
-        if learned and min(level, lowest) >= self.best + _INITIAL_SHARE * way:
+        if learned and min(block) >= self.best + _INITIAL_SHARE * way:
             if not self.back_blocks:
                 settled = self.learned_blocks >= _SETTLED_BLOCKS
                 self.jumped = settled and self.blocks_since < _JUMP_BLOCKS
