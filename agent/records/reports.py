@@ -16,7 +16,10 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from mp_agent.errors import ReportError
-from mp_agent.records.bounded import (
+from mp_agent.records.columns import FAMILIES
+from mp_agent.records.flight import FlightRequest
+from mp_agent.records.schema import FamilyColumns, Text
+from mp_agent.records.step_blocks import (
     NAMES_MAX,
     RANKS_MAX,
     STEPS_PER_REPORT,
@@ -24,13 +27,11 @@ from mp_agent.records.bounded import (
     Index,
     Rank,
     Ranks,
+    RowForm,
     Sequence_,
+    StepBlock,
     TrainerStep,
 )
-from mp_agent.records.columns import FAMILIES
-from mp_agent.records.flight import FlightRequest
-from mp_agent.records.schema import FamilyColumns, Text
-from mp_agent.records.step_blocks import RowForm, StepBlock
 from mp_agent.records.steps import EndReason, Phase
 
 TABLES_PER_REPORT = 4

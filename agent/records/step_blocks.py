@@ -1,4 +1,7 @@
-"""Steps of a node that differ in their numbers alone: those are sent, and merged, as arrays."""
+"""Steps of a node that differ in their numbers alone: those are sent, and merged, as arrays.
+
+And the bounds on the numbers and lists that a node agent accepts of another.
+"""
 
 from typing import Annotated
 
@@ -6,8 +9,18 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
-from mp_agent.records.bounded import STEPS_PER_REPORT, Index, Ranks, Sequence_, TrainerStep
 from mp_agent.records.steps import FloatArray
+
+STEPS_PER_REPORT = 256
+RANKS_MAX = 2**20
+NAMES_MAX = 2**20
+
+Rank = Annotated[int, Meta(ge=0, lt=RANKS_MAX)]
+Ranks = Annotated[tuple[Rank, ...], Meta(max_length=RANKS_MAX)]
+Index = Annotated[int, Meta(ge=0, lt=2**31)]
+Sequence_ = Annotated[int, Meta(ge=0, lt=2**53)]
+TrainerStep = Annotated[int, Meta(ge=-(2**53), lt=2**53)]
+Digest = Annotated[int, Meta(ge=0, lt=2**32)]
 
 
 class RowForm(

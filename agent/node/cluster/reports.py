@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.merge.schema_index import SchemaIndex
 from mp_agent.node.merge.step_blocks import in_blocks
-from mp_agent.records.bounded import STEPS_PER_REPORT
 from mp_agent.records.columns import ColumnFamily
 from mp_agent.records.reports import (
     TABLES_PER_REPORT,
@@ -25,6 +24,7 @@ from mp_agent.records.reports import (
     StepValue,
 )
 from mp_agent.records.schema import family_columns
+from mp_agent.records.step_blocks import STEPS_PER_REPORT
 from mp_agent.records.steps import EndReason
 from mp_agent.records.text import as_utf8
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from mp_agent.probe.statistics.fused.distribution import count, fold
+from mp_agent.probe.statistics.fused.distribution import kernels
 from mp_agent.probe.statistics.fused.distribution.boundaries import (
     BOUNDARIES,
     COLUMNS,
@@ -16,14 +16,18 @@ from mp_agent.records.columns import DISTRIBUTION
 __all__ = ["COLUMNS", "compile_all", "launch_count", "launch_edges", "launch_fold", "launch_once"]
 
 _EDGES_OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
-_FOLD_OPTIONS = {"B": fold.FOLD_BLOCK, "num_warps": fold.WARPS, "enable_fp_fusion": False}
+_FOLD_OPTIONS = {
+    "B": kernels.FOLD_BLOCK,
+    "num_warps": kernels.FOLD_WARPS,
+    "enable_fp_fusion": False,
+}
 
 
 def _count_options(kind: int) -> dict[str, int | bool]:
     return {
         "KIND": kind,
-        "R": count.ROWS,
-        "num_warps": count.WARPS,
+        "R": kernels.ROWS,
+        "num_warps": kernels.WARPS,
         "enable_fp_fusion": False,
     }
 
@@ -35,7 +39,7 @@ def launch_edges(
     edges: torch.Tensor,
 ) -> None:
     """Launch `find_edges`."""
-    count.find_edges[(1,)](boundaries, inverse_scale, loss_scale, edges, **_EDGES_OPTIONS)
+    kernels.find_edges[(1,)](boundaries, inverse_scale, loss_scale, edges, **_EDGES_OPTIONS)
 
 
 def launch_count(
@@ -48,7 +52,7 @@ def launch_count(
     kind: int,
 ) -> None:
     """Launch `count_chunks` for all chunks of one kind."""
-    count.count_chunks[(len(chunk_numbers),)](
+    kernels.count_chunks[(len(chunk_numbers),)](
         pointers, chunks, chunk_numbers, edges, counts, sums, **_count_options(kind)
     )
 
@@ -63,7 +67,7 @@ def launch_fold(
     table: torch.Tensor,
 ) -> None:
     """Launch `fold_layers` for all layers."""
-    fold.fold_layers[(len(layers),)](
+    kernels.fold_layers[(len(layers),)](
         counts, sums, layers, spans, inverse_scale, loss_scale, table, **_FOLD_OPTIONS
     )
 
@@ -81,10 +85,10 @@ _FOLD_TYPES = (
 
 def compile_all() -> None:
     """Compile every variant for the current device, of which only the model is asked."""
-    count.find_edges.warmup(*_EDGES_TYPES, grid=(1,), **_EDGES_OPTIONS)
+    kernels.find_edges.warmup(*_EDGES_TYPES, grid=(1,), **_EDGES_OPTIONS)
     for kind in KINDS:
-        count.count_chunks.warmup(*_COUNT_TYPES, grid=(1,), **_count_options(kind))
-    fold.fold_layers.warmup(*_FOLD_TYPES, grid=(1,), **_FOLD_OPTIONS)
+        kernels.count_chunks.warmup(*_COUNT_TYPES, grid=(1,), **_count_options(kind))
+    kernels.fold_layers.warmup(*_FOLD_TYPES, grid=(1,), **_FOLD_OPTIONS)
 
 
 def launch_once(device: torch.device) -> None:

@@ -21,8 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from mp_agent.probe.statistics.fused import fold, measure
-from mp_agent.probe.statistics.fused.distribution import count
-from mp_agent.probe.statistics.fused.distribution import fold as distribution_fold
+from mp_agent.probe.statistics.fused.distribution import kernels
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -80,18 +79,16 @@ def _of_gradients(target: GPUTarget) -> Iterator[tuple[str, dict[str, float]]]:
 
 def _of_distribution(target: GPUTarget) -> Iterator[tuple[str, dict[str, float]]]:
     for name, kind in KINDS.items():
-        constants = {"KIND": kind, "R": count.ROWS}
-        compiled = _compiled(target, count.count_chunks, _COUNT, constants, count.WARPS)
+        constants = {"KIND": kind, "R": kernels.ROWS}
+        compiled = _compiled(target, kernels.count_chunks, _COUNT, constants, kernels.WARPS)
         found = _resources(target, compiled)
         if target.backend == "cuda":
             found["instructions_per_element"] = _in_loop(compiled.asm["cubin"], "")
         yield f"{name} distribution", found
-    compiled = _compiled(target, count.find_edges, _EDGES, {}, 1)
+    compiled = _compiled(target, kernels.find_edges, _EDGES, {}, 1)
     yield "edges", _resources(target, compiled)
-    constants = {"B": distribution_fold.FOLD_BLOCK}
-    compiled = _compiled(
-        target, distribution_fold.fold_layers, _FOLD_LAYERS, constants, distribution_fold.WARPS
-    )
+    constants = {"B": kernels.FOLD_BLOCK}
+    compiled = _compiled(target, kernels.fold_layers, _FOLD_LAYERS, constants, kernels.FOLD_WARPS)
     yield "distribution fold", _resources(target, compiled)
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mp_agent.probe.statistics.fused import launches
-from mp_agent.probe.statistics.fused.distribution import count
+from mp_agent.probe.statistics.fused.distribution import kernels
 from mp_agent.probe.statistics.fused.distribution import launches as distribution_launches
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
@@ -23,7 +23,7 @@ from tests.agent.probe.statistics.test_every_column import gradients_of_any_kind
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, for what overflows
 
 CPU = torch.device("cpu")
-ROWS = count.ROWS
+ROWS = kernels.ROWS
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCALES = [
     (1.0, None),
@@ -40,7 +40,7 @@ SCALES = [
 @pytest.fixture(autouse=True)
 def _wide_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's time goes by operations, hardly by how many elements each has."""
-    monkeypatch.setattr(count, "ROWS", 4096)
+    monkeypatch.setattr(kernels, "ROWS", 4096)
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_the_tables_are_those_of_the_layers(
 def test_replicas_get_equal_bits_wherever_they_lie_in_memory(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(count, "ROWS", ROWS)
+    monkeypatch.setattr(kernels, "ROWS", ROWS)
     statistics = FusedStatistics(CPU, launches, distribution_launches)
     gradient = normal(9001, dtype=dtype)
     expected = statistics.distribution([gradient], 1.0, 2.0)
@@ -211,7 +211,7 @@ def test_tensors_of_several_blocks_and_chunks(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sizes around the edges of a block and of a chunk; a layer of more chunks than are folded."""
-    monkeypatch.setattr(count, "ROWS", 16)
+    monkeypatch.setattr(kernels, "ROWS", 16)
     statistics = FusedStatistics(CPU, launches, distribution_launches, chunk_elements=256)
     sizes = [1, 15, 17, 63, 64, 65, 127, 128, 255, 256, 257, 513, 34 * 256]
     gradients = [normal(size, dtype=dtype, seed=size) for size in sizes]
