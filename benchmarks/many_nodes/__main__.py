@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from datetime import date
+from statistics import median
 
 from benchmarks.many_nodes.live import LiveResult, Load, measure
 from benchmarks.many_nodes.model import Model
@@ -27,9 +28,17 @@ _LAYERS = (300, 1000, 4000, 10_000)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print the tables."""
     options = _parse(arguments)
-    load = Load(stretch=options.stretch)
+    load = Load(
+        stretch=options.stretch,
+        warm_up_steps=options.warm_up_steps,
+        steady_steps=options.steady_steps,
+        table_steps=options.table_steps,
+        start_seconds=options.start_seconds,
+    )
     models = [
-        Model(nodes, placement) for placement in options.placements for nodes in options.nodes
+        Model(nodes, placement, nan_steps=options.nan_steps)
+        for placement in options.placements
+        for nodes in options.nodes
     ]
     lives, stages = [], []
     for model in models if "live" in options.parts else ():
@@ -51,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"## Live\n\n{markdown(_LIVE_HEADER, map(_live_row, lives))}\n")
         print(f"{markdown(_NODE_HEADER, map(_node_row, lives))}\n")
         print("\n".join(filter(None, map(_remark, lives))) or "All figures are exact, none lost.")
+        print("\n".join(filter(None, map(_nan_remark, lives))))
     if stages:
         print(f"\n## Stages\n\n{markdown(_STAGE_HEADER, (_stage_row(*s) for s in stages))}")
     if renderings:
@@ -171,6 +181,16 @@ def _remark(result: LiveResult) -> str:
     return f"{result.model.nodes} nodes, {result.model.placement}: {'; '.join(wrong)}" * bool(wrong)
 
 
+def _nan_remark(result: LiveResult) -> str:
+    times = result.nan_seconds
+    if not times:
+        return ""
+    return (
+        f"{result.model.nodes} nodes, {result.model.placement}: the root knew of {len(times)} NaN "
+        f"after {median(times):.1f} s (median), {times[-1]:.1f} s (longest)"
+    )
+
+
 def _load() -> str:
     return f"load average {os.getloadavg()[0]:.1f}"
 
@@ -191,6 +211,20 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="slow the run's clock down by so much, on a machine that cannot hold it; the share "
         "of a core is then computed for the clock as it is",
     )
+    parser.add_argument(
+        "--nan-steps",
+        type=int,
+        default=0,
+        help="of a live run: plant a NaN every so many steps, and measure how soon the root knows",
+    )
+    parser.add_argument("--start-seconds", type=float, default=Load().start_seconds)
+    for name in ("warm_up_steps", "steady_steps", "table_steps"):
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=int,
+            default=getattr(Load(), name),
+            help="of a live run; take 60 each where the root asks for a longer pace",
+        )
     return parser.parse_args(arguments)
 
 

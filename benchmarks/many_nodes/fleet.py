@@ -126,6 +126,15 @@ class Agent:
         await self._client.close()
 
 
+async def _start(agents: Sequence[Agent], until_unix_seconds: float) -> None:
+    """Let one agent after the other begin to push; training starts once all ranks are there."""
+    begun = time.time()
+    for number, agent in enumerate(agents):
+        due = begun + number / len(agents) * (until_unix_seconds - begun)
+        await asyncio.sleep(max(due - time.time(), 0.0))
+        agent.look(0)
+
+
 async def drive(plan: Plan) -> None:
     """Play the nodes until the last step, and print the account."""
     clock = Clock(plan)
@@ -134,6 +143,7 @@ async def drive(plan: Plan) -> None:
         agent.prepare(plan.steps)
     print("ready", flush=True)
     started = clock.started_unix_seconds = float(sys.stdin.readline())
+    await _start(agents, started)
     late_seconds = 0.0
     number = 0
     while clock.step < plan.steps:

@@ -5,6 +5,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,11 +22,11 @@ from benchmarks.many_nodes.root import RootAgent, Scrape
 
 _SCRAPES = 3
 _REST_SECONDS = 2.0
+_WATCH_SECONDS = 0.5
 _YARDSTICKS = 5
 _YARDSTICK_SIZE = 20_000
 _LAYER_ERROR_MAX = 1e-12
 """Layers are added up in float64, in the order of the nodes; steps are exact."""
-_LEAD_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,8 @@ class Load:
     """Measured with one table, on the first of them."""
     fleets: int = 2
     """Processes that play the nodes."""
+    start_seconds: float = 0.5
+    """Before the first step: so long it takes until all nodes have begun to push."""
     stretch: float = 1.0
     """Factor by which the run's clock is slowed down, for machines that cannot hold it."""
 
@@ -90,6 +93,8 @@ class LiveResult:
     step: int
     """The last step that the root had closed in `final`."""
     sampled: int
+    nan_seconds: Sequence[float] = ()
+    """From the end of a step with a NaN to the root's counter of them, ascending, within 0.5 s."""
 
     @property
     def share_with_tables(self) -> float:
@@ -159,7 +164,8 @@ def measure(model: Model, load: Load) -> LiveResult:
             for part in range(load.fleets)
         ]
         fleets = stack.enter_context(_fleets([plan for plan in plans if plan.numbers]))
-        started = fleets.start()
+        started = fleets.start(load.start_seconds)
+        watch = stack.enter_context(_NanWatch(root, model, started, load))
         marks: dict[int, float] = {}
         yardstick: list[float] = []
         for sequence in range(1, last + 1):
@@ -171,6 +177,7 @@ def measure(model: Model, load: Load) -> LiveResult:
                 marks[sequence] = root.processor_seconds()
         accounts = fleets.accounts()
         memory_mib, peak_mib = root.memory_mib(), root.memory_mib("VmHWM")
+        watch.stop()
         idle, scrapes, scraping = _scrape(root)
     final = scrapes[-1]
     before, steady_part, table_part = (
@@ -203,7 +210,40 @@ def measure(model: Model, load: Load) -> LiveResult:
         final=final,
         step=int(final.value("mp_agent_step") or 0),
         sampled=sampled,
+        nan_seconds=sorted(watch.seconds),
     )
+
+
+class _NanWatch:
+    """Asks the root twice a second how many steps had a NaN; only where the model has some."""
+
+    def __init__(self, root: RootAgent, model: Model, started: float, load: Load) -> None:
+        self.seconds: list[float] = []
+        self._root, self._model = root, model
+        self._started, self._step_seconds = started, load.slow_step_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "_NanWatch":
+        if self._model.nan_steps:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End; what has not been counted by now is not among the times."""
+        self._stop.set()
+        if self._model.nan_steps:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_WATCH_SECONDS):
+            known = int(self._root.scrape().value("mp_agent_grad_nonfinite_steps_total") or 0)
+            for event in range(len(self.seconds) + 1, known + 1):
+                ended = self._started + event * self._model.nan_steps * self._step_seconds
+                self.seconds.append(time.time() - ended)
 
 
 def _scrape(root: RootAgent) -> tuple[float, Sequence[Scrape], float]:
@@ -221,13 +261,13 @@ class _Fleets:
     def __init__(self, processes: Sequence["subprocess.Popen[str]"]) -> None:
         self._processes = processes
 
-    def start(self) -> float:
-        """Let all begin at the same moment, which is returned."""
+    def start(self, lead_seconds: float) -> float:
+        """Let all begin, and return when the first step does."""
         for process in self._processes:
             assert process.stdout is not None
             if process.stdout.readline() != "ready\n":
                 raise RuntimeError("a fleet has failed")
-        started = time.time() + _LEAD_SECONDS
+        started = time.time() + lead_seconds
         for process in self._processes:
             self._send(process, f"{started}")
         return started

@@ -43,6 +43,9 @@ _PLACES = [
     )
 ]
 _GRADIENT_PLACES = [GRADIENT_COLUMN_NAMES.index(name) for name in ("sum_squares", "abs_max")]
+_NAN_PLACES = [GRADIENT_COLUMN_NAMES.index(name) for name in ("sum_squares", "nan_elements")]
+_NAN_SPREAD = 7919
+"""Prime: so that any rank may be the one with a NaN."""
 _GOLDEN, _PLASTIC = 0.6180339887498949, 0.7548776662466927
 
 
@@ -58,6 +61,8 @@ class Model:
     placement: str
     layers: int = 1000
     ranks_per_node: int = 8
+    nan_steps: int = 0
+    """Every so many steps, one rank's gradients have a NaN; 0 for none. Not with `ddp`."""
 
     @property
     def world_size(self) -> int:
@@ -125,6 +130,8 @@ class Model:
         )
         gradients = self._usual_row.copy()
         gradients[0, _GRADIENT_PLACES] = (sum_squares, 0.25 + _fraction(shard, sequence) / 4)
+        if rank == self.nan_rank(sequence):
+            gradients[0, _NAN_PLACES] = (nan, 1.0)
         return StepRecord(
             sequence=sequence,
             step=sequence,
@@ -135,6 +142,12 @@ class Model:
                 **(self._bits(shard, sequence) if sampled else {}),
             },
         )
+
+    def nan_rank(self, sequence: int) -> int | None:
+        """Return the rank whose gradients have a NaN on this step."""
+        if not self.nan_steps or sequence % self.nan_steps:
+            return None
+        return sequence * _NAN_SPREAD % self.world_size
 
     def table(self, rank: int, sequence: int) -> LayerTable:
         """Return what a rank writes of the layers of a step: a view into a pool that all share."""
