@@ -326,15 +326,17 @@ class RingWriter:
         setting_errors: int = 0,
         records_dropped: int = 0,
         probe_seconds: float = 0.0,
+        at_once: bool = True,
     ) -> None:
-        """Add to the counters of the rank's state."""
+        """Add to the counters of the rank's state; at_once: not only with what is written next."""
         if os.getpid() != self._owner_pid:
             return
         self._state.probe_errors += probe_errors
         self._state.setting_errors += setting_errors
         self._state.records_dropped += records_dropped
         self._state.probe_seconds += probe_seconds
-        self._publish()
+        if at_once:
+            self._publish()
 
     def note_unsupported(self, feature: str) -> None:
         """List a feature that cannot be measured, once; those that no longer fit are left out."""

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from threading import get_ident
 from time import perf_counter
-from typing import NamedTuple
 
 import torch
 
@@ -30,12 +29,6 @@ from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import ObservedStep, OpenStep, observed_step
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
-
-
-class _Ready(NamedTuple):
-    plans: Sequence[MeasurementPlan]
-    writer: RingWriter
-    delivery: Delivery
 
 
 def _kind_of_measuring(step: OpenStep, scaled: Sequence[ScaledOptimizer], point: str) -> str:
@@ -119,7 +112,7 @@ class StepRecorder:
             if (plan := by_label.get(watched.label)) is not None:
                 self._traits.gradient_formats.note(plan)
                 found.append((plan, inverse_scale))
-        if (ready := self._prepare(plans)) is None:
+        if (delivery := self._prepare(plans)) is None:
             return
         usable = [each for each in found if accelerator.is_supported(each[0].device)]
         if not usable:
@@ -136,7 +129,7 @@ class StepRecorder:
         if of_run:
             step.scalars["gradients_measured"] = 1.0
         timer = accelerator.start_timer(usable[0][0].device)
-        self._step_measurement.fill_in(step, usable, at_all_layers=ready.delivery.wants_all_layers)
+        self._step_measurement.fill_in(step, usable, at_all_layers=delivery.wants_all_layers)
         measured = [plan for plan, _ in usable]
         for plan in measured:
             if (reduced := plan.reducers.reduced()) is not None:
@@ -149,7 +142,7 @@ class StepRecorder:
             step.timers.append(timer)
         step.measured.update(plan.label for plan, _ in usable)
         if step.worth_reporting(self._registry.roles.labels_of_run):
-            ready.delivery.offer(self._observed(step), complete=False)
+            delivery.offer(self._observed(step), complete=False)
 
     @contained("comparing parameters with optimizers")
     def _take_census(self, step: OpenStep) -> None:
@@ -170,7 +163,8 @@ class StepRecorder:
 
         probe_seconds: host time that the probe has spent since the end of the step before.
         """
-        if (ready := self._prepare(self._registry.plans())) is None:
+        plans = self._registry.plans()
+        if not plans or self._writer is None:
             return
         self._instruments.finish(step)
         step.scalars["probe_seconds"] = probe_seconds
@@ -179,9 +173,9 @@ class StepRecorder:
         self._instruments.step_timed(step, step_seconds)
         self._add_overhead(step, step_seconds, probe_seconds)
         # Of several models' backwards the last one says nothing of the time before the first.
-        if all(plan.of_run and plan.first_collective_in_backward for plan in ready.plans):
+        if all(plan.of_run and plan.first_collective_in_backward for plan in plans):
             step.scalars["compute_seconds"] = step.backward_seconds - step.begun_seconds
-        ready.writer.count(probe_seconds=probe_seconds)
+        self._writer.count(probe_seconds=probe_seconds, at_once=False)
 
     def begin_forward(self, after: OpenStep) -> None:
         """Prepare for what is measured in the forward pass of the step that follows, if due."""
@@ -216,13 +210,13 @@ class StepRecorder:
         relabelled: the optimizers have other labels than when it was measured, in the step as well.
         """
         plans = self._registry.plans()
-        ready = self._prepare(plans) if relabelled else self._prepare_to_write(plans)
-        if ready is None:
+        delivery = self._prepare(plans) if relabelled else self._prepare_to_write(plans)
+        if delivery is None:
             if self._writer is not None and plans:
                 self._writer.drop_step(step.sequence)
             return
-        ready.delivery.offer(self._observed(step), complete=True)
-        ready.delivery.collect()
+        delivery.offer(self._observed(step), complete=True)
+        delivery.collect()
 
     def lost_a_step(self) -> None:
         """Count a step whose end was not seen: something was raised in the middle of it."""
@@ -244,10 +238,10 @@ class StepRecorder:
         worthwhile = step.worth_reporting(self._registry.roles.labels_of_run)
         try:
             if (worthwhile or step.loss_is_unread) and (
-                ready := self._prepare_to_write(self._registry.plans())
+                delivery := self._prepare_to_write(self._registry.plans())
             ) is not None:
                 observed = self._observed(step, only_if_nonfinite=not worthwhile)
-                ready.delivery.offer(observed, complete=False)
+                delivery.offer(observed, complete=False)
         finally:
             if self._schema.delivery is not None:
                 self._schema.delivery.drain(DRAIN_SECONDS)
@@ -257,18 +251,17 @@ class StepRecorder:
             step, self.trainer_lead, self._schema.optimizers, only_if_nonfinite=only_if_nonfinite
         )
 
-    def _prepare(self, plans: Sequence[MeasurementPlan]) -> _Ready | None:
-        """Return what is needed to record; the ring gets a schema when there is a new plan."""
+    def _prepare(self, plans: Sequence[MeasurementPlan]) -> Delivery | None:
+        """Return what takes records; the ring gets a schema when there is a new plan."""
         if not plans or self._writer is None:
             return None
         if self._registry.ranks_in_run() > 1:
             self._instruments.have_ranks()
         self._schema.own_families = self._instruments.layers()
-        delivery = self._schema.delivery_for(plans, self._writer)
-        return None if delivery is None else _Ready(plans, self._writer, delivery)
+        return self._schema.delivery_for(plans, self._writer)
 
-    def _prepare_to_write(self, plans: Sequence[MeasurementPlan]) -> _Ready | None:
-        """Return what is needed to write a step that was measured before.
+    def _prepare_to_write(self, plans: Sequence[MeasurementPlan]) -> Delivery | None:
+        """Return what takes a step that was measured before.
 
         Where the optimizers are gone since, or have other parameters, it keeps the schema that it
         was measured by: the last step of a loop may have waited for another optimizer, and the
@@ -277,4 +270,4 @@ class StepRecorder:
         delivery = self._schema.delivery
         if self._writer is None or delivery is None or not self._schema.outlives(plans):
             return self._prepare(plans)
-        return _Ready([], self._writer, delivery)
+        return delivery
