@@ -300,8 +300,10 @@ class RunRegistry:
             if supervisor.over(now_seconds) and not busy and supervisor.remove():
                 self._flight.forget(supervisor.run)
                 del self._supervisors[run_dir]
-                if run_dir.exists():
-                    self._released[run_dir] = locations.find_rings(run_dir)
+                # Not what has appeared since: that belongs to the next attempt, which is watched.
+                known = set(supervisor.run.known_rings)
+                if left := [ring for ring in locations.find_rings(run_dir) if ring in known]:
+                    self._released[run_dir] = left
 
     def release(self) -> None:
         """Remove the runs that ended, and leave the others to the next node agent."""

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from mp_agent.node.endpoint import Endpoint
+from mp_agent.node.flight.service import FlightService
 from mp_agent.node.http.status import ScrapeLog
-from mp_agent.node.registry import FIRST_RING_SECONDS, RunSupervisor
+from mp_agent.node.registry import FIRST_RING_SECONDS, RunRegistry, RunSupervisor
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
@@ -72,6 +73,29 @@ def test_an_attempt_that_begins_while_files_are_removed_is_taken_up(
     assert locations.read_status(run_dir) is not None
     watch.run.commit()
     assert locations.ledger_path(run_dir).exists()
+
+
+def test_an_attempt_that_begins_right_after_the_removal_is_watched(
+    settings: Settings, start_rank: StartRank, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    registry = RunRegistry(settings, FlightService(settings))
+    registry.base = run_dir.parent
+    start_rank().kill()
+    registry.add_new()
+    registry.poll(0.0)
+    remove = RunSupervisor.remove
+
+    def remove_and_begin(supervisor: RunSupervisor) -> bool:
+        removed = remove(supervisor)
+        start_rank(attempt=1, created_unix_ns=9_000).steps(2)
+        return removed
+
+    monkeypatch.setattr(RunSupervisor, "remove", remove_and_begin)
+    registry.poll(LINGER_SECONDS + 1)
+    assert len(registry) == 0
+    registry.add_new()
+    assert [run.run_dir for run in registry.runs] == [run_dir]
+    registry.release()
 
 
 def test_the_end_is_exported_once_a_scrape_has_shown_it(
