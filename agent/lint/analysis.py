@@ -108,6 +108,7 @@ def _module(path: str, source: SourceText, project: Project) -> ModuleInfo:
         module = project.load(path)
         if module is not None:
             return module
+    path = os.path.abspath(path)
     name, is_package = module_name(path)
     module = module_info(path, name, is_package, source)
     project.add(module)

@@ -135,6 +135,18 @@ def test_a_notebook_is_checked_by_cell(tmp_path: Path) -> None:
     assert (finding.code, finding.cell, finding.span.line) == ("MP114", 3, 2)
 
 
+def test_a_notebook_below_the_working_folder_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [{"cell_type": "code", "source": "import torch\nx = torch.ones(3).half().sum()"}]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    monkeypatch.chdir(tmp_path)
+    assert [(one.path, one.code) for one in check_paths("a.ipynb").findings] == [
+        ("a.ipynb", "MP114")
+    ]
+    assert [one.path for one in check_paths(".").findings] == ["a.ipynb"]
+
+
 def test_lines_of_a_notebook_that_are_no_python_are_left_out(tmp_path: Path) -> None:
     cells = [
         {"cell_type": "code", "source": "!pip install \\\n    torch (\nfiles = !ls\nhelp?\n%pwd"},
