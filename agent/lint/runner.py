@@ -67,6 +67,11 @@ _FILE_BYTES_MAX = 8 << 20
 _TABLE = "tool.mp-agent.check"
 
 
+_ON_PURPOSE = ("MP101", "MP102", "MP114", "MP115", "MP117", "MP119")
+_OF_TESTS = dict.fromkeys(("tests/*", "*/tests/*", "test_*.py", "*/test_*.py"), _ON_PURPOSE)
+"""Tests compute in 16 bits, and read their losses, on purpose."""
+
+
 class CheckSettings(BaseModel):
     """Which rules apply where. Patterns are relative to the folder of pyproject.toml."""
 
@@ -79,7 +84,7 @@ class CheckSettings(BaseModel):
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     """Files and folders to leave out; `*` matches `/` as well."""
-    per_path_ignore: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    per_path_ignore: dict[str, tuple[str, ...]] = Field(default_factory=lambda: dict(_OF_TESTS))
 
     @field_validator("select", "ignore")
     @classmethod

@@ -41,6 +41,15 @@ def test_settings_of_the_project_apply_by_path(tmp_path: Path) -> None:
     assert found(path / "a.py") == [("a.py", "MP114")]
 
 
+def test_tests_may_compute_in_sixteen_bits_unless_the_project_decides(tmp_path: Path) -> None:
+    plain = SUM.format("")
+    path = project(tmp_path, "", tests__c=plain, test_a=plain, src__test_b=plain, contest=plain)
+    assert {name for name, _ in found(path)} == {"contest.py"}
+    assert found(path / "tests") == []
+    project(tmp_path, 'per-path-ignore = { "contest.py" = ["MP1"] }')
+    assert {name for name, _ in found(path)} == {"c.py", "test_a.py", "test_b.py"}
+
+
 @pytest.mark.parametrize("comment", ["ignore", "ignore[MP114]", "ignore[MP101, MP114]"])
 def test_a_comment_silences_its_line(tmp_path: Path, comment: str) -> None:
     path = project(tmp_path, "", a=SUM.format(f"  # mp-agent: {comment}"))
