@@ -43,6 +43,8 @@ class State:
     heap: dict[str, Value] = field(default_factory=dict)
     stack: list[FunctionInfo] = field(default_factory=list)
     statements: int = 0
+    entered: int = 0
+    """Loops so far: one that is run again, by a second call of its function, is another."""
 
 
 class Evaluator:
@@ -55,6 +57,11 @@ class Evaluator:
         """Identities of the functions that were followed into, of all traces."""
         self.state = State()
         self.follows = True
+
+    def enter_loop(self) -> None:
+        """Begin a loop; `state.loops.pop()` ends it."""
+        self.state.entered += 1
+        self.state.loops.append(self.state.entered)
 
     def evaluate(self, node: ast.expr | None, frame: FunctionScope) -> Value:
         """Return the value of an expression."""

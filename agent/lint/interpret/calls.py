@@ -18,6 +18,8 @@ from mp_agent.lint.interpret.modules import ClassInfo, FunctionInfo, absolute_na
 from mp_agent.lint.interpret.values import NONE, UNKNOWN, Place, Value, ValueKind, joined
 
 _TRAINED_BY = frozenset({ValueKind.OPTIMIZER, ValueKind.SCALER, ValueKind.SCHEDULER})
+_KEPT = _TRAINED_BY | {ValueKind.MODEL, ValueKind.LOSS, ValueKind.LOADER}
+"""What a constructor may do no more with than keep it for the methods."""
 _MODULE_BASES = frozenset({"Module", "LightningModule", "PreTrainedModel", "Sequential"})
 
 
@@ -115,7 +117,9 @@ class CallEvaluator(Evaluator):
         self.record("<new>", place, UNKNOWN, arguments, keywords, made)
         constructor = self.method(klass, "__init__")
         if constructor is not None:
-            self.follow(constructor, made, arguments, keywords, place)
+            given = (*arguments, *keywords.values())
+            keeps = any(value.kind in _KEPT for value in given)
+            self.follow(constructor, made, arguments, keywords, place, matters=keeps)
         return made
 
     def follow(
@@ -125,6 +129,8 @@ class CallEvaluator(Evaluator):
         arguments: Sequence[Value],
         keywords: Mapping[str, Value],
         place: Place,
+        *,
+        matters: bool = False,
     ) -> Value:
         """Execute a function of the project at its call, if it matters; return what it returns."""
         state = self.state
@@ -133,7 +139,7 @@ class CallEvaluator(Evaluator):
             or len(state.stack) >= MAX_DEPTH
             or state.statements >= MAX_STATEMENTS
         )
-        if limited or not self.follows or not function.is_followed:
+        if limited or not self.follows or not (matters or function.is_followed):
             passed = (*arguments, *keywords.values())
             if limited or any(value.kind in _TRAINED_BY for value in passed):
                 self.record("<unseen>", place, receiver or UNKNOWN, arguments, keywords)

@@ -307,7 +307,7 @@ class ExpressionEvaluator(CallEvaluator):
         frame: FunctionScope,
     ) -> Value:
         inner = FunctionScope(frame.module, {}, frame.function, frame)
-        self.state.loops.append(id(node))
+        self.enter_loop()
         depth = len(self.state.path)
         for generator in node.generators:
             over = self.evaluate(generator.iter, frame)

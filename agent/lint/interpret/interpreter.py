@@ -179,11 +179,11 @@ class AbstractInterpreter(DefinitionEvaluator):
         place = Place(frame.module, node)
         if isinstance(node, ast.While):
             self.evaluate(node.test, frame)
-            self.state.loops.append(id(node))
+            self.enter_loop()
             self.record("<loop>", place)
         else:
             over = self.evaluate(node.iter, frame)
-            self.state.loops.append(id(node))
+            self.enter_loop()
             self.record("<loop>", place, over)
             self.assign(node.target, element(over, place), frame)
         self.block(node.body, frame)

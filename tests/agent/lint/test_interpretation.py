@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from mp_agent.lint.interpret.interpreter import trace_module
+from mp_agent.lint.interpret.modules import Project
 from mp_agent.lint.runner import check_paths
 
 STEP = """\
@@ -226,3 +228,13 @@ def train(model, loader):
 """
     assert counts(tmp_path, main=text) == {}
     assert counts(tmp_path, main=text.replace('**{"enabled": False}', "")) == {"MP111": 1}
+
+
+def test_the_loops_of_two_calls_of_a_function_are_two_loops(tmp_path: Path) -> None:
+    body = "def train(opt, xs):\n    for x in xs:\n        opt.zero_grad()\n"
+    (tmp_path / "main.py").write_text(f"{body}\n\ntrain(1, 2)\ntrain(3, 4)\n")
+    project = Project()
+    module = project.load(str(tmp_path / "main.py"))
+    assert module is not None
+    trace = trace_module(module, project, set())
+    assert len({one.loops for one in trace.of("<loop>")}) == 2
