@@ -9,11 +9,14 @@ from mp_agent.lint.interpret.values import SIXTEEN_BITS, Operation, Trace, Value
 from mp_agent.lint.rules.facts import backwards, parameters_of, text_of
 
 _MASTERS = re.compile(r"master_?(param|weight|cop|model)|(fp|float)_?32_?(param|weight|cop|master)")
+_STEPS = re.compile(r"optimizer|\boptim\b|\.step\(|\bengine\b|accelerat|[Tt]rainer")
 _FREEZING = ("<model>.eval", "<model>.requires_grad_")
 
 
 def _find_cast_model(trace: Trace) -> Iterator[Problem]:
     trained = _trained(trace)
+    if trained and not any(_STEPS.search(module.source.text) for module in trace.modules):
+        return  # gradients for their own sake: a test of a kernel, a benchmark
     for operation in trace.operations:
         role, _, method = operation.target.partition(".")
         if role not in ("<model>", "<tensor>"):

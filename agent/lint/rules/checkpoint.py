@@ -10,6 +10,8 @@ _COUNTS = re.compile(r"^(start_|global_)?(epoch|step|iteration|iter|it)s?(_num)?
 _RESUMES = re.compile(
     r"(start|resume|begin|first|last|init)\w*\s*=[^=\n]*\[\s*['\"](start_|global_)?"
     r"(epoch|step|iteration|iter|it)s?['\"]\s*\]"
+    r"|^\s*[\w.]+\s*=[^=\n]*\[\s*['\"](epoch|step|iteration|iter)s?['\"]\s*\]\s*\+\s*1\b",
+    re.MULTILINE,
 )
 _OPTIMIZER_STATE = re.compile(r"opt\w*(\[\w+\])?\.(load_)?state_dict")
 _STATEFUL = re.compile(r"optim\.(\w+\.)?(Adam\w*|NAdam|RAdam|RMSprop|Adagrad|Adadelta)\(")

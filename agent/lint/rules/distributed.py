@@ -11,12 +11,16 @@ from mp_agent.lint.rules.facts import backwards, is_whole, keyword, text_of
 _DDP = re.compile(r"parallel\.(distributed\.)?DistributedDataParallel$")
 _WRAPPER = re.compile(r"\.(DistributedDataParallel|FullyShardedDataParallel|fully_shard)$")
 _SAMPLER = re.compile(r"^torch\.utils\.data\.(distributed\.)?DistributedSampler$")
-_REDUCES = frozenset({"all_reduce", "allreduce", "reduce_scatter", "average", "broadcast"})
+_REDUCES = re.compile(
+    r"((?:all_?reduce|reduce_scatter|average|broadcast)\w*)\("
+    r"(?!\s*\w*(?:loss|acc|correct|total|count|metric|num))"
+)
+_OF_MODEL = re.compile(r"param|grad\b|gradient|weight|model|bucket|flat|buffer|state")
 _SHARDS_BY_ITSELF = frozenset({"accelerat", "fabric", "lightning", "split_dataset_by_node"})
 
 
 def _find_bypassed_wrapper(trace: Trace) -> Iterator[Problem]:
-    if trace.mentions(_REDUCES) or not any(steps(trace)):
+    if _reduces_by_itself(trace) or not any(steps(trace)):
         return
     trained = [call for call in trace.of("<model>()") if _is_trained(trace, call)]
     for call in trained:
@@ -28,6 +32,22 @@ def _find_bypassed_wrapper(trace: Trace) -> Iterator[Problem]:
                 f"`{text_of(call)}` calls the model past its DistributedDataParallel: the "
                 "gradients are not reduced, and the ranks train models of their own",
             )
+
+
+def _reduces_by_itself(trace: Trace) -> bool:
+    """Return whether code may reduce gradients or weights, and not only losses and counts."""
+    for module in trace.modules:
+        around = [(one.node.lineno, one.node.end_lineno or 0) for one in module.functions]
+        for number, line in enumerate(module.source.lines, 1):
+            reduces = _REDUCES.search(line)
+            if reduces is None or reduces[1] in module.functions_by_name:
+                continue
+            first, last = max(
+                (one for one in around if one[0] <= number <= one[1]), default=(number, number)
+            )
+            if first == number or module.source.matches(_OF_MODEL, first, last):
+                return True
+    return False
 
 
 def _is_through(call: Operation) -> bool:
@@ -232,7 +252,7 @@ def train(model, x, y, epochs):
 
 def _find_never_synchronized(trace: Trace) -> Iterator[Problem]:
     enters = list(trace.of("<no_sync>.enter"))
-    if not enters or trace.mentions(_REDUCES):
+    if not enters or _reduces_by_itself(trace):
         return
     passes = list(backwards(trace))
     for step, _ in steps(trace):

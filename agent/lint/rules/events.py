@@ -13,6 +13,7 @@ _BACKWARD = ("<tensor>.backward", "torch.autograd.backward")
 _CODE_AFTER_HASH = re.compile(r"#[^\r\n]*")
 _CLEARS = re.compile(r"zero_?grad|\.grad(\.data)?\s*=|grad(\.data)?\.\w+_\(|del .*\.grad|zero_\(")
 _SOUNDS_CLEARING = re.compile(r"zero|clear|clean|optimi[sz]e|(^|_)grad|(^|_)opt(_|$)|train")
+_SOUNDS_USING = re.compile(r"zero|optimi[sz]e|(^|_)(grad|opt)(_|$)|^_*(train|fit)|step|backward")
 _PLAIN_PACKAGES = frozenset(
     """torch torchvision numpy math time logging tqdm os sys json random datetime pprint itertools
     functools collections contextlib copy warnings wandb matplotlib""".split()
@@ -185,9 +186,14 @@ def may_clear(operation: Operation) -> bool:
 
 
 def _sounds_clearing(operation: Operation) -> bool:
+    return _SOUNDS_CLEARING.search(_called(operation)) is not None
+
+
+def _called(operation: Operation) -> str:
+    """Return the last name of what is called."""
     node = operation.place.node
     called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-    return _SOUNDS_CLEARING.search(called.rpartition(".")[2]) is not None
+    return called.rpartition(".")[2]
 
 
 def _trains(value: Value) -> bool:
@@ -216,6 +222,21 @@ def may_touch(operation: Operation) -> bool:
         return True
     package = target.partition(".")[0]
     return package not in _PLAIN_PACKAGES and not hasattr(builtins, package)
+
+
+def may_use(operation: Operation) -> bool:
+    """Return whether code that is not seen sounds like using gradients, or is given their user."""
+    if not may_touch(operation):
+        return False
+    if (
+        operation.target in ("<grad>.set", "torch.autograd.grad")
+        or ".grad" in operation.receiver.key
+    ):
+        return True
+    given = (*operation.arguments, *operation.keywords.values())
+    return _SOUNDS_USING.search(_called(operation)) is not None or any(
+        value.kind in (ValueKind.OPTIMIZER, ValueKind.SCALER) for value in given
+    )
 
 
 def reads_gradients(trace: Trace) -> bool:

@@ -1,7 +1,8 @@
 """Rules on the order of backward, clipping, step and zero_grad."""
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 
 from mp_agent.lint.finding import FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.values import Operation, Trace, Value, ValueKind
@@ -15,6 +16,7 @@ from mp_agent.lint.rules.events import (
     loop_of,
     may_clear,
     may_touch,
+    may_use,
     mentions_clearing,
     models_of,
     reads_gradients,
@@ -41,7 +43,10 @@ def _find_gradients_add_up(trace: Trace) -> Iterator[Problem]:
                 "no zero_grad in this loop: each step uses the sum of all gradients since the "
                 "loop began",
             )
-        elif clearing and all(_clears_another(one, optimizer) for one in clearing):
+        elif clearing and (
+            all(_clears_another(one, optimizer) for one in clearing)
+            or all(_clears_for_itself(one, optimizer, inside) for one in clearing)
+        ):
             yield Problem(
                 step.place,
                 "zero_grad in this loop clears the gradients of other optimizers alone: this step "
@@ -81,6 +86,28 @@ def _clears_another(operation: Operation, optimizer: Value) -> bool:
         )
     )
 
+
+def _clears_for_itself(operation: Operation, optimizer: Value, inside: list[Operation]) -> bool:
+    """Return whether another optimizer clears before or after a step of its own, as ours does not.
+
+    What it holds is unknown; but of optimizers that are stepped one by one, each with its own
+    `zero_grad`, the one without forgot it.
+    """
+    other = operation.receiver
+    names = [_OWN_NAME.match(value.key) for value in (other, optimizer)]
+    owners = {"" if name is None else name[1] for name in names}
+    return (
+        is_clearing(operation)
+        and other.kind is ValueKind.OPTIMIZER is optimizer.kind
+        and other.key != optimizer.key
+        and len(owners) == 1
+        and "" not in owners
+        and any((used := stepped(one)) is not None and used.key == other.key for one in inside)
+    )
+
+
+_OWN_NAME = re.compile(r"(.+[.:])\w*opt\w*$", re.IGNORECASE)
+"""The key of an attribute or an argument that is one of several optimizers: whose it is."""
 
 GRADIENTS_ADD_UP = Rule(
     code="MP201",
@@ -229,13 +256,19 @@ def _find_clipped_after_step(trace: Trace) -> Iterator[Problem]:
     for clip in trace.operations:
         if CLIP.match(clip.target) is None or _is_unlimited(clip):
             continue
-        step = _event(reversed(trace.operations[: clip.index]), clip)
+        step = _event(reversed(trace.operations[: clip.index]), clip, may_use)
+        following = _event(iter(trace.operations[clip.index + 1 :]), clip, may_use)
+        if _is_cleared_at_once(trace, clip, step, following):
+            yield Problem(
+                clip.place,
+                "gradients are clipped right before they are cleared: nothing is clipped",
+            )
+            continue
         if step is None or stepped(step) is None:
             continue
         if not set(step.path) <= set(clip.path) or step.loops != clip.loops:
             continue
-        following = _event(iter(trace.operations[clip.index + 1 :]), clip)
-        if following is not None and (stepped(following) is not None or may_touch(following)):
+        if following is not None and (stepped(following) is not None or may_use(following)):
             continue
         if _earlier_backward(trace, step) is not None:
             yield Problem(
@@ -244,14 +277,33 @@ def _find_clipped_after_step(trace: Trace) -> Iterator[Problem]:
             )
 
 
-def _event(operations: Iterator[Operation], around: Operation) -> Operation | None:
-    """Return the first of some operations that computes, uses, clears or may change gradients."""
+def _is_cleared_at_once(
+    trace: Trace, clip: Operation, before: Operation | None, following: Operation | None
+) -> bool:
+    """Return whether a loop clips before anything computes gradients, and then clears them."""
+    if following is None or not is_clearing(following) or following.loops != clip.loops:
+        return False
+    if before is not None and before.loops[: len(clip.loops)] == clip.loops:
+        return False
+    later = trace.operations[following.index :]
+    return (
+        bool(clip.loops)
+        and set(following.path) <= set(clip.path)
+        and any(is_backward(one) and one.loops == clip.loops for one in later)
+        and any(stepped(one) is not None and one.loops == clip.loops for one in later)
+    )
+
+
+def _event(
+    operations: Iterator[Operation], around: Operation, hides: Callable[[Operation], bool]
+) -> Operation | None:
+    """Return the first of some operations that computes, uses, clears or may hide gradients."""
     for one in operations:
         if one.compatible(around) and (
             is_backward(one)
             or one.target in ("<optimizer>.step", "<scaler>.step", "<scaler>.unscale_")
             or is_clearing(one)
-            or may_touch(one)
+            or hides(one)
         ):
             return one
     return None

@@ -32,7 +32,9 @@ def _helps(unscale: Operation, clip: Operation, trace: Trace) -> bool:
     if unscale.index > clip.index or not unscale.compatible(clip):
         return False
     return not any(
-        unscale.index < update.index < clip.index for update in trace.of("<scaler>.update")
+        unscale.index < over.index < clip.index
+        and (over.target == "<scaler>.update" or _optimizer(over) == _optimizer(unscale) != "")
+        for over in trace.of("<scaler>.update", "<scaler>.step")
     )
 
 
