@@ -207,6 +207,8 @@ def _tensor(
 def _activation(name: str, first: Value) -> str:
     if match := _ACTIVATION.match(name):
         return match[1].replace("expit", "sigmoid")
+    if name == "torch.exp" and first.activation == "log_softmax":
+        return "softmax"
     kept = name.rpartition(".")[2] in ("squeeze", "unsqueeze", "reshape", "flatten", "transpose")
     return first.activation if kept else ""
 

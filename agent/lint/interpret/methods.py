@@ -33,8 +33,8 @@ _KEEPING = frozenset(
     select roll flip add_ mul_ div_ sub_ neg_ zero_ fill_ pin_memory logsumexp""".split()
 )
 _SHAPING = frozenset(
-    """clone contiguous view reshape transpose permute squeeze unsqueeze flatten index_select t
-    detach cuda requires_grad_ narrow select pin_memory""".split()
+    """clone contiguous view reshape resize transpose permute squeeze unsqueeze flatten index_select
+    t detach cuda requires_grad_ narrow select pin_memory""".split()
 )
 """What keeps the values of the elements."""
 _ACTIVATIONS = frozenset({"softmax", "log_softmax", "sigmoid"})
@@ -49,6 +49,7 @@ _SAME_OBJECT = frozenset(
 )
 _OTHER_ROLE = re.compile(r"(accelerator|fabric|engine|strategy|plugin|booster|manager|deepspeed)")
 """What has a `backward` or a `step` of its own."""
+_FILE = re.compile(r"^.*\.(py|ipynb):")
 _ROLES = {
     ValueKind.SCALER: "<scaler>",
     ValueKind.OPTIMIZER: "<optimizer>",
@@ -70,12 +71,17 @@ def method_target(receiver: Value, method: str, count: int) -> str | None:
         return "<scaler>.step"
     if method == "backward" and (
         receiver.kind not in (ValueKind.TENSOR, ValueKind.UNKNOWN)
-        or (receiver.kind is ValueKind.UNKNOWN and _OTHER_ROLE.search(receiver.key.lower()))
+        or (receiver.kind is ValueKind.UNKNOWN and _OTHER_ROLE.search(_name(receiver)))
         or receiver.key.startswith("self:")
     ):
         return None
     role = _ROLES.get(receiver.kind)
     return f"{role}.{method}" if role else None
+
+
+def _name(value: Value) -> str:
+    """Return the key of a value without the path of its file, which names no role."""
+    return _FILE.sub("", value.key).lower()
 
 
 def _is_scaler(receiver: Value) -> bool:
@@ -127,9 +133,7 @@ def cast_dtypes(
         if value.kind is ValueKind.TENSOR and value.dtypes:
             return value.dtypes
     known = all(
-        value.kind is ValueKind.CONSTANT
-        or "device" in value.key.lower()
-        or "rank" in value.key.lower()
+        value.kind is ValueKind.CONSTANT or "device" in _name(value) or "rank" in _name(value)
         for value in arguments
     )
     return receiver.dtypes if known else frozenset()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ RELEVANT = re.compile(
     r"|(?:Linear|Conv\dd|LSTM|GRU)\(|\.pow\(|square|\*\*\s*2|mean\(|cross_entropy|CrossEntropyLoss"
     r"|optim\.\w+\(|_with_logits|BCEWithLogitsLoss|nll_loss|NLLLoss|torch\.save\("
     r"|(?:criterion|loss_fn|loss_func|loss_function)\(.*(?:oftmax|igmoid)"
+    r"|(?:oftmax|igmoid)\([^\n]*\n(?:[^\n]*\n){0,3}?[^\n]*(?:criterion|loss\w*)\("
 )
 """A function, or a file, without any of these cannot break a rule."""
 ACTIVATIONS = ("oftmax", "igmoid")
@@ -246,7 +248,10 @@ class Project:
         return self._found[key]
 
     def _find(self, name: str, root: Path, importer: ModuleInfo) -> ModuleInfo | None:
+        folder = Path(importer.path).parent
         file = module_file(name, root, importer)
+        if file is None and name.partition(".")[0] not in sys.stdlib_module_names:
+            file = module_file(name, folder, importer)  # a script in the folder of a package
         return None if file is None else self.load(file, imported=True)
 
 

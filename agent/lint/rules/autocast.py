@@ -20,6 +20,7 @@ def _find_loss_outside_autocast(trace: Trace) -> Iterator[Problem]:
             and not operation.no_grad
             and operation.arguments
             and operation.arguments[0].from_autocast
+            and "softmax" not in operation.arguments[0].activation  # autocast made that in FP32
             and any(operation.compatible(backward) for backward in passes)
         ):
             yield Problem(

@@ -38,6 +38,11 @@ def _reduces_by_itself(trace: Trace) -> bool:
     """Return whether code may reduce gradients or weights, and not only losses and counts."""
     for module in trace.modules:
         around = [(one.node.lineno, one.node.end_lineno or 0) for one in module.functions]
+        training = [
+            (loop.place.node.lineno, loop.place.node.end_lineno or 0)
+            for loop in _outer_loops(trace)
+            if loop.place.module is module
+        ]
         for number, line in enumerate(module.source.lines, 1):
             reduces = _REDUCES.search(line)
             if reduces is None or reduces[1] in module.functions_by_name:
@@ -45,9 +50,18 @@ def _reduces_by_itself(trace: Trace) -> bool:
             first, last = max(
                 (one for one in around if one[0] <= number <= one[1]), default=(number, number)
             )
+            inside = [one for one in training if first <= one[0] <= last]
+            if inside and not any(one[0] <= number <= one[1] for one in inside):
+                continue  # before the training, or after it
             if first == number or module.source.matches(_OF_MODEL, first, last):
                 return True
     return False
+
+
+def _outer_loops(trace: Trace) -> list[Operation]:
+    """Return the outermost loops around backward passes."""
+    outer = {backward.loops[0] for backward in backwards(trace) if backward.loops}
+    return [loop for loop in trace.of("<loop>") if loop.loops[-1] in outer]
 
 
 def _is_through(call: Operation) -> bool:

@@ -13,7 +13,10 @@ _BACKWARD = ("<tensor>.backward", "torch.autograd.backward")
 _CODE_AFTER_HASH = re.compile(r"#[^\r\n]*")
 _CLEARS = re.compile(r"zero_?grad|\.grad(\.data)?\s*=|grad(\.data)?\.\w+_\(|del .*\.grad|zero_\(")
 _SOUNDS_CLEARING = re.compile(r"zero|clear|clean|optimi[sz]e|(^|_)grad|(^|_)opt(_|$)|train")
-_SOUNDS_USING = re.compile(r"zero|optimi[sz]e|(^|_)(grad|opt)(_|$)|^_*(train|fit)|step|backward")
+_SOUNDS_USING = re.compile(
+    r"zero|optimi[sz]e|(^|(?<!no)_)(grad|opt)(_|$)|^_*(train|fit)|step|backward"
+)
+_PRECISION = re.compile(r"amp\b|fp16|bf16|half|scaler|mixed|precision", re.IGNORECASE)
 _PLAIN_PACKAGES = frozenset(
     """torch torchvision numpy math time logging tqdm os sys json random datetime pprint itertools
     functools collections contextlib copy warnings wandb matplotlib""".split()
@@ -179,8 +182,10 @@ def may_clear(operation: Operation) -> bool:
         return _sounds_clearing(operation) or any(_trains(value) for value in given)
     if not method:
         package = operation.target.partition(".")[0]
-        return package not in _PLAIN_PACKAGES and any(
-            value.kind is ValueKind.OPTIMIZER for value in given
+        return (
+            package not in _PLAIN_PACKAGES
+            and operation.target != "apex.amp.scale_loss"
+            and any(value.kind is ValueKind.OPTIMIZER for value in given)
         )
     return method not in ("train", "zero_") and _SOUNDS_CLEARING.search(method) is not None
 
@@ -200,9 +205,31 @@ def _trains(value: Value) -> bool:
     return value.kind in (ValueKind.OPTIMIZER, ValueKind.SCALER, ValueKind.INSTANCE)
 
 
-def mentions_clearing(operation: Operation) -> bool:
-    """Return whether the source of a loop has words that clear gradients."""
-    return _CLEARS.search(code_of(operation)) is not None
+def mentions_clearing(trace: Trace, loop: Operation, step: Operation) -> bool:
+    """Return whether the source of a loop has words that clear gradients.
+
+    Those do not count that only clear where another precision than that of the step is used.
+    """
+    elsewhere = {
+        one.place.node.lineno
+        for one in within(trace, loop.loops[-1])
+        if is_clearing(one)
+        and one.place.module is loop.place.module
+        and _has_other_precision(one, step)
+    }
+    first = loop.place.node.lineno
+    return any(
+        _CLEARS.search(line) is not None and number not in elsewhere
+        for number, line in enumerate(code_of(loop).split("\n"), first)
+    )
+
+
+def _has_other_precision(one: Operation, other: Operation) -> bool:
+    mine = dict(one.path)
+    return any(
+        mine.get(condition, arm) != arm and _PRECISION.search(condition)
+        for condition, arm in other.path
+    )
 
 
 def may_touch(operation: Operation) -> bool:

@@ -37,7 +37,7 @@ def _find_gradients_add_up(trace: Trace) -> Iterator[Problem]:
         if any(one.result.kind is ValueKind.MODEL and _makes(one) for one in inside):
             continue
         clearing = [one for one in inside if may_clear(one)]
-        if not clearing and not mentions_clearing(loop):
+        if not clearing and not mentions_clearing(trace, loop, step):
             yield Problem(
                 step.place,
                 "no zero_grad in this loop: each step uses the sum of all gradients since the "
@@ -171,14 +171,16 @@ def _cleared_before(trace: Trace, step: Operation, optimizer: Value) -> Operatio
     return None
 
 
-def _earlier_backward(trace: Trace, cleared: Operation) -> Operation | None:
+def _earlier_backward(
+    trace: Trace, cleared: Operation, hides: Callable[[Operation], bool] = may_touch
+) -> Operation | None:
     """Return a backward pass of the same pass of the loops before gradients are cleared."""
     for operation in reversed(trace.operations[: cleared.index]):
         if not operation.compatible(cleared):
             continue
         if is_backward(operation):
             return operation if operation.loops[: len(cleared.loops)] == cleared.loops else None
-        if stepped(operation) is not None or may_touch(operation):
+        if stepped(operation) is not None or hides(operation):
             return None
     return None
 
@@ -270,7 +272,7 @@ def _find_clipped_after_step(trace: Trace) -> Iterator[Problem]:
             continue
         if following is not None and (stepped(following) is not None or may_use(following)):
             continue
-        if _earlier_backward(trace, step) is not None:
+        if _earlier_backward(trace, step, may_use) is not None:
             yield Problem(
                 clip.place,
                 "gradients are clipped after the step that used them: nothing is clipped",

@@ -133,13 +133,19 @@ def _find_left_in_evaluation(trace: Trace) -> Iterator[Problem]:
 
 
 def _training_call(trace: Trace, change: Operation) -> Operation | None:
-    """Return the call of a model for a backward pass, in a loop that calls eval() after it."""
+    """Return the call of a model for a backward pass, in a loop that calls eval() after it.
+
+    Or before it, every so many steps: what is meant to stay in evaluation does not wait for them.
+    """
     for backward in backwards(trace):
-        if backward.index > change.index or not common_loops(backward, change):
+        if not common_loops(backward, change):
+            continue
+        if backward.index > change.index and not _at_times(change, backward):
             continue
         for call in trace.of("<model>()"):
             if (
                 call.receiver.key == change.receiver.key
+                and (call.index > change.index) == (backward.index > change.index)
                 and call.index < backward.index
                 and not call.no_grad
                 and call.compatible(backward)
@@ -148,6 +154,11 @@ def _training_call(trace: Trace, change: Operation) -> Operation | None:
             ):
                 return call
     return None
+
+
+def _at_times(change: Operation, backward: Operation) -> bool:
+    extra = set(change.path) - set(backward.path)
+    return any(arm and "%" in condition for condition, arm in extra)
 
 
 def _mode_matters(model: Value) -> bool:

@@ -279,12 +279,13 @@ def step(model, x, optimizer, scaler):
 )
 
 
-_SCALES_BY_OTHER_MEANS = frozenset({"scal", "accelerat", "deepspeed", "fabric", "apex", "engine"})
+_SCALES_BY_OTHER_MEANS = frozenset({"accelerat", "deepspeed", "fabric", "apex", "engine"})
+_SCALES_DATA = re.compile(r"(standard|minmax|robust|maxabs)_?scaler$")
 
 
 def _find_fp16_without_scaler(trace: Trace) -> Iterator[Problem]:
     passes = [operation for operation in backwards(trace) if not loss_of(operation).scaled]
-    if not passes or trace.mentions(_SCALES_BY_OTHER_MEANS):
+    if not passes or trace.mentions(_SCALES_BY_OTHER_MEANS) or _scales_losses(trace):
         return
     for enter in trace.of("<autocast>.enter"):
         context = enter.receiver
@@ -298,6 +299,16 @@ def _find_fp16_without_scaler(trace: Trace) -> Iterator[Problem]:
                 context.place or enter.place,
                 "FP16 autocast trains without a GradScaler: gradients below 6e-8 become zero",
             )
+
+
+def _scales_losses(trace: Trace) -> bool:
+    """Return whether a module has names of loss scaling; those of data in it do not count."""
+    for module in trace.modules:
+        names = {name for name in module.identifiers if "scal" in name}
+        of_data = {name for name in names if _SCALES_DATA.match(name)}
+        if names - of_data - ({"scaler"} if of_data else set()):
+            return True
+    return False
 
 
 FP16_WITHOUT_SCALER = Rule(
