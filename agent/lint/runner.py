@@ -68,7 +68,9 @@ _TABLE = "tool.mp-agent.check"
 
 
 _ON_PURPOSE = ("MP101", "MP102", "MP114", "MP115", "MP117", "MP119")
-_OF_TESTS = dict.fromkeys(("tests/*", "*/tests/*", "test_*.py", "*/test_*.py"), _ON_PURPOSE)
+_OF_TESTS: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("tests/*", "*/tests/*", "test_*.py", "*/test_*.py"), _ON_PURPOSE
+)
 """Tests compute in 16 bits, and read their losses, on purpose."""
 
 

@@ -67,7 +67,7 @@ CAST_MODEL = Rule(
     explanation="`.half()`, `.bfloat16()` and `.to(torch.float16)` leave no FP32 copy of the "
     "weights. An update below 2⁻¹¹ (FP16) or 2⁻⁸ (BF16) of its weight is rounded away, operations "
     "that autocast would run in FP32 run in 16 bits, and GradScaler refuses FP16 gradients. Models "
-    "that only infer, or that are frozen, are not reported.",
+    "that only infer, or that are frozen, are not reported, nor is code without an optimizer.",
     bad="""\
 import torch
 

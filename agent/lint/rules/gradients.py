@@ -326,8 +326,8 @@ CLIPPED_AFTER_STEP = Rule(
     severity=FindingSeverity.ERROR,
     summary="Gradients are clipped after the optimizer has used them.",
     explanation="`clip_grad_norm_` changes the gradients in place, so it acts on a step only "
-    "between `backward()` and `step()`. After the step it changes what the next `zero_grad` "
-    "throws away.",
+    "between `backward()` and `step()`. After the step, or at the start of a pass, before "
+    "`zero_grad`, it changes what is thrown away.",
     bad="""\
 import torch
 

@@ -200,8 +200,8 @@ LEFT_IN_EVALUATION = Rule(
     explanation="After the first evaluation the model trains on without dropout, and batch "
     "normalization uses and keeps its running statistics instead of the batch's. The loss gets "
     "smaller at that moment, if anything. Models that the check knows to have no such layers are "
-    "not reported, nor is `eval()` before the training of a pass, which may freeze them on "
-    "purpose.",
+    "not reported, nor is `eval()` before the training of each pass, which may freeze them on "
+    "purpose; every so many steps it is an evaluation.",
     bad="""\
 import torch
 
