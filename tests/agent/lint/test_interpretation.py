@@ -47,6 +47,17 @@ def test_relative_imports_of_a_package_are_followed(tmp_path: Path) -> None:
     ) == {"MP104": 1}
 
 
+def test_scripts_in_the_folder_of_a_package_find_their_neighbours(tmp_path: Path) -> None:
+    assert counts(
+        tmp_path,
+        pkg__INIT="",
+        pkg__losses="import torch.nn.functional as F\n\n\ndef bce(p, y):\n"
+        "    return F.binary_cross_entropy(p, y)\n",
+        pkg__main="import torch\nfrom losses import bce\n\n\ndef step(model, x, y):\n"
+        "    with torch.autocast('cuda'):\n        return bce(model(x), y)\n",
+    ) == {"MP104": 1}
+
+
 def test_names_re_exported_by_a_package_are_followed(tmp_path: Path) -> None:
     assert counts(
         tmp_path,
