@@ -27,6 +27,9 @@ class LatestValues:
     nonfinite_since: Mapping[str, int] = field(default_factory=dict)
     """`loss` and `gradients`, where the last one was NaN or Inf, to the first step from which on
     every one was."""
+    layer_interval_shortest_steps: int | None = None
+    """The shortest interval of layer samples so far: the one that was set, since it is only ever
+    stretched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

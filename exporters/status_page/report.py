@@ -197,6 +197,9 @@ def _summary(view: RunView) -> dict[str, Any]:
         "clip_coefficient": judged.clip_coefficient if judged else None,
         "clip_coefficient_step": norm_step,
         "gradients_nonfinite_since_step": latest.nonfinite_since.get("gradients"),
+        "layer_interval_steps": last.get("layer_interval_steps") if last else None,
+        "layer_interval_shortest_steps": latest.layer_interval_shortest_steps,
+        "measuring_interval_steps": last.get("measuring_interval_steps") if last else None,
         "coverage": last.coverage if last else 1.0,
         "missing_ranks": list(last.missing_ranks) if last else [],
         "trackers": [
@@ -276,9 +279,16 @@ def _ranks(ranks: Sequence[RankView]) -> list[dict[str, Any]]:
             "lag": None if rank.step is None else foremost - rank.step,
             "loss": (rank.values or {}).get("loss"),
             "compute_seconds": (rank.values or {}).get("compute_seconds"),
+            "overhead_ratio": _overhead(rank.values or {}),
         }
         for rank in ranks
     ]
+
+
+def _overhead(values: Mapping[str, float]) -> float | None:
+    """Return the share of the step time that the probe takes, where it takes most."""
+    shares = (values.get(f"{place}_overhead_ratio") for place in ("host", "device"))
+    return max((share for share in shares if share is not None), default=None)
 
 
 def _agent(agent: AgentView) -> dict[str, Any]:

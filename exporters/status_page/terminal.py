@@ -176,7 +176,8 @@ def run_panel(
         parts.append(Curves(history, thresholds))
     if layers and run["layers"]:
         parts.append(_layers(run["layers"], sort, layers, run["layers_omitted"]))
-    parts += [_ranks(run["ranks"]), _agent(run["agent"])]
+        parts += _interval(summary or {})
+    parts += [_ranks(run["ranks"]), _agent(run["agent"], run["ranks"])]
     spaced = [item for part in parts for item in (part, Text())][:-1]
     return Panel(Group(*spaced), title=escape(run["run"]), border_style=style)
 
@@ -300,7 +301,25 @@ def _ranks(rows: Sequence[Facts]) -> Table:
     return table
 
 
-def _agent(agent: Facts) -> Text:
+def _interval(summary: Facts) -> list[Text]:
+    """Return on which steps layers are measured, and why on fewer than was set.
+
+    An older agent does not say so.
+    """
+    steps, shortest = map(summary.get, ("layer_interval_steps", "layer_interval_shortest_steps"))
+    if steps is None or shortest is None:
+        return []
+    line = f"layers are measured on every {short(steps)} steps"
+    if steps <= shortest:
+        return [Text(line)]
+    because = "since measuring took more of the step time than overhead_budget allows"
+    text = Text(f"{line} instead of {short(shortest)}, {because}", "yellow")
+    if (every := summary.get("measuring_interval_steps") or 1) > 1:
+        text.append(f"; gradients on every {short(every)} steps")
+    return [text]
+
+
+def _agent(agent: Facts, ranks: Sequence[Facts]) -> Text:
     """Return the node agent's own health in a line, with problems highlighted."""
     troubles = {
         "probe errors": agent["probe_errors"],
@@ -312,6 +331,10 @@ def _agent(agent: Facts) -> Text:
         "flight records not written": agent["flight_errors"],
     }
     line = Text(f"node agent {agent['version']}: probe time {agent['probe_seconds']:.3g} s")
+    # Of the rank whose probe takes most; an older agent does not say so.
+    shares = [share for rank in ranks if (share := rank.get("overhead_ratio")) is not None]
+    if shares:
+        line.append(f", {100 * max(shares):.2g} % of the step time")
     for name, count in troubles.items():
         line.append(", ")
         line.append(f"{name} {count}", "yellow" if count else "")

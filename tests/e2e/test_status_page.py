@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,9 +17,9 @@ from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.exporters.status_page.page import status_page
 from mp_agent.exporters.status_page.report import FORMAT, StepHistory, snapshot_report
 from mp_agent.records.health import LatestValues
-from mp_agent.records.views import TrackerLink
+from mp_agent.records.views import FirstNonfinite, TrackerLink
 from tests.agent.node.builders import merged_step
-from tests.exporters.status_page.test_report import CONDITION, TRACKER, with_view
+from tests.exporters.status_page.test_report import CONDITION, TRACKER, stretched, with_view
 from tests.waiting import wait_until
 from tools.browser import chromium_arguments, find_browser
 from tools.jobs import Job, torchrun_job
@@ -259,40 +258,108 @@ def test_losses_that_span_decades_have_a_log_axis_and_others_a_linear_one(
     page.context.close()
 
 
-_BREAKS = """
-cell => {
-  const range = document.createRange(), breaks = [];
-  const walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+_BROKEN_WORDS = """
+() => {
+  const range = document.createRange(), broken = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walk.nextNode()) {
-    range.selectNodeContents(walk.currentNode);
-    breaks.push(range.getClientRects().length);
+    const node = walk.currentNode;
+    for (const word of node.data.matchAll(/\\S+/g)) {
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      const lines = new Set([...range.getClientRects()].map(({ bottom }) => Math.round(bottom)));
+      if (lines.size > 1) broken.push(word[0]);
+    }
   }
-  return breaks;
+  return broken;
 }
 """
-"""Of each part of a name, over how many lines it goes."""
+"""The words, between spaces and places where they may break, that go over several lines."""
+
+LONG = "model.language_model.layers.31.self_attn.query_key_value_projection.weight"
 
 
-def test_long_names_of_layers_break_after_separators_alone(browser: Browser) -> None:
-    name = "model.language_model.layers.31.self_attn.query_key_value_projection.weight"
-    report = _two_runs()
-    whole: Any = report["runs"]
-    whole[0]["layers"][0]["layer"] = name
-    columns = StepHistory().columns()
+def _long_names() -> dict[str, object]:
+    """Return a report of a run of long names, whose layers are measured less often than was set."""
+    whole = stretched()
+    condition = replace(
+        CONDITION,
+        name="MpAgentLossScaleConsecutiveDecreases",
+        layer=LONG,
+        description=f"The norm of {LONG} was 1e-05, of 0.000123.",
+        postmortem=f"Likely: {LONG} overflows.",
+    )
+    view = replace(
+        whole.view,
+        conditions=(condition,),
+        first_nonfinite=FirstNonfinite(step=584, rank="3", layer=LONG, phase="backward"),
+        trackers=(replace(TRACKER, name=LONG),),
+        facts={"strategy": "fully_sharded_data_parallel", "precision": "bf16"},
+    )
+    names = [LONG, *(f"model.layers.{number}.mlp.weight" for number in range(40))]
+    layers = [replace(whole.layers[0], name=name) for name in names]
+    return snapshot_report([replace(whole, run=LONG, view=view, layers=layers)], DEFAULTS, 100.0)
+
+
+@pytest.fixture
+def narrow_page(browser: Browser) -> Iterator[Page]:
+    """The page of that run on a telephone."""
     answers = {
-        "/api/v1/snapshot": report,
-        "/api/v1/history": {"format": FORMAT, "run": "a root", **columns},
+        "/api/v1/snapshot": _long_names(),
+        "/api/v1/history": {"format": FORMAT, "run": LONG, **StepHistory().columns()},
     }
     page = browser.new_context(viewport={"width": 400, "height": 800}).new_page()
     page.route("**/*", lambda route: _answer(route, answers))
     page.goto("http://agent.test/")
-    cell = page.locator("#layers td", has_text=name)
-    lines: list[int] = cell.evaluate(_BREAKS)
-    assert len(lines) > 8 and set(lines) == {1}
-    height = cell.bounding_box()
-    assert height is not None and height["height"] > 40, "the name goes over several lines"
-    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    expect(page.locator("#layers tbody tr")).to_have_count(41)
+    yield page
     page.context.close()
+
+
+def test_no_word_breaks_on_a_narrow_screen_and_long_names_do_after_separators(
+    narrow_page: Page,
+) -> None:
+    assert narrow_page.evaluate(_BROKEN_WORDS) == []
+    for place in ("#run-name", "#facts dd.wide, #facts .wide dd", "#layers td", "#trackers li"):
+        box = narrow_page.locator(place, has_text=LONG).first.bounding_box()
+        assert box is not None and box["height"] > 40, f"{place}: the name goes over several lines"
+    assert narrow_page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+_HEADS_FROM_THE_CORNER = """
+box => {
+  const place = (one) => one.getBoundingClientRect(), corner = place(box);
+  const head = place(box.querySelector("th:nth-child(2)"));
+  const name = place(box.querySelector("tr:nth-child(4) td"));
+  return [head.top - corner.top, name.left - corner.left];
+}
+"""
+"""How far the row and the column of heads are from the edges at which they stay."""
+
+
+def test_what_is_scrolled_out_of_sight_is_shown_and_heads_stay(narrow_page: Page) -> None:
+    frame = narrow_page.locator(".frame", has=narrow_page.locator("#layers"))
+    expect(frame).to_have_attribute("data-more", "right below")
+    box = frame.locator(".scroll")
+    box.evaluate("box => box.scrollTo(40, 60)")
+    expect(frame).to_have_attribute("data-more", "left right above below")
+    assert box.evaluate(_HEADS_FROM_THE_CORNER) == [0, 0]
+    box.evaluate("box => box.scrollTo(box.scrollWidth, box.scrollHeight)")
+    expect(frame).to_have_attribute("data-more", "left above")
+    narrow_page.set_viewport_size({"width": 1280, "height": 4000})
+    expect(frame).to_have_attribute("data-more", re.compile("^(above|below)?$"))
+
+
+def test_stretched_intervals_have_their_reason_and_the_probe_s_time_is_a_share(
+    narrow_page: Page,
+) -> None:
+    interval = narrow_page.locator("#layers-interval")
+    expect(interval).to_contain_text("Measured on every 400 steps instead of 100, since measuring")
+    expect(interval).to_contain_text("overhead_budget")
+    expect(interval).to_have_class(re.compile(r"\bnotable\b"))
+    expect(narrow_page.locator("#agent")).to_contain_text("Probe, share of a step0.9 %")
+    expect(narrow_page.locator("#ranks tbody tr td:last-child")).to_have_text(["0.9 %", "–"])
+    assert violations(narrow_page) == []
 
 
 def _answer(route: Route, answers: Mapping[str, object]) -> None:

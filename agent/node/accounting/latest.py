@@ -31,6 +31,7 @@ class LatestStep(Tracker):
     """The trainer's step of which loss, loss scale and learning rate are."""
     nonfinite_since: dict[str, int] = field(default_factory=dict)
     """`loss` and `gradients`, while they are NaN or Inf, to the first step on which they were."""
+    layer_interval_shortest_steps: int | None = None
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Account for a closed step."""
@@ -47,6 +48,9 @@ class LatestStep(Tracker):
         if GRADIENTS.nonfinite[0] in step.gradients:
             nonfinite = step.gradient_nonfinite_elements > 0
             self._note_nonfinite("gradients", step.step, nonfinite=nonfinite)
+        if (interval := step.get("layer_interval_steps")) is not None:
+            shortest = self.layer_interval_shortest_steps
+            self.layer_interval_shortest_steps = min(int(interval), shortest or int(interval))
         for family in FAMILIES:
             if family.name in step.complete and step.counts(family):
                 self._add(family, step)
@@ -67,6 +71,7 @@ class LatestStep(Tracker):
             learning_rate=self.learning_rate,
             value_steps=dict(self.value_steps),
             nonfinite_since=dict(self.nonfinite_since),
+            layer_interval_shortest_steps=self.layer_interval_shortest_steps,
         )
 
     def _add(self, family: ColumnFamily, step: MergedStep) -> None:

@@ -9,8 +9,9 @@ const element = (tag, attributes = {}, ...children) => {
   return node;
 };
 
-// A name with places where it may break: after its separators, before anywhere in a word.
-const breakable = (name) => name.split(/(?<=[._/:-])/).flatMap((part, at) => (at ? [element("wbr"), part] : [part]));
+// A text with places where it may break: after the separators of names, never within a word or a number.
+const SEPARATOR = /(?:(?<=[a-z_][._/:-])|(?<=[._/:-])(?=[a-z_]))(?<!\de-)/i;
+const breakable = (text) => text.split(SEPARATOR).flatMap((part, at) => (at ? [element("wbr"), part] : [part]));
 
 const isKnown = (value) => value !== null && value !== undefined;
 const setText = (node, text) => {
@@ -30,7 +31,7 @@ const present = (value, step, lastStep, since) => {
   if (isKnown(since)) return `NaN or Inf since step ${since}${isKnown(value) ? ` (last ${number(value)})` : ""}`;
   return isKnown(step) && step !== lastStep ? `${number(value)} (step ${step})` : number(value);
 };
-const percent = (value) => (isKnown(value) ? `${Number((100 * value).toPrecision(4))} %` : "–");
+const percent = (value, digits = 4) => (isKnown(value) ? `${Number((100 * value).toPrecision(digits))} %` : "–");
 const milliseconds = (value) => (isKnown(value) ? `${number(1000 * value, 3)} ms` : "–");
 const ago = (seconds) => {
   if (seconds < 100) return `${Math.max(0, Math.round(seconds))} s ago`;
@@ -40,8 +41,8 @@ const ago = (seconds) => {
 // An address from the job: a link where it is one of a page, else text.
 const link = (address, text) =>
   /^https?:\/\//.test(address)
-    ? element("a", { href: address, rel: "noopener noreferrer" }, text)
-    : address ? `${text}, ${address}` : text;
+    ? element("a", { href: address, rel: "noopener noreferrer" }, ...breakable(text))
+    : element("span", {}, ...breakable(address ? `${text}, ${address}` : text));
 
 // Pairs of a name and a text as a list of terms; a null or empty text is omitted.
 const LONG_TEXT = 20;
@@ -49,5 +50,5 @@ const fillFacts = (list, pairs) => {
   const shown = pairs.filter(([, text]) => text !== null && text !== "");
   list.replaceChildren(...shown.map(([name, text]) =>
     element("div", { class: text.length > LONG_TEXT ? "wide" : "" },
-      element("dt", {}, name), element("dd", text.startsWith("NaN") ? { class: "bad" } : {}, text))));
+      element("dt", {}, name), element("dd", text.startsWith("NaN") ? { class: "bad" } : {}, ...breakable(text)))));
 };

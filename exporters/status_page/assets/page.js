@@ -27,6 +27,21 @@ const chooseRun = (runs) => {
   if (state.run !== null) select.value = state.run;
 };
 
+// At which edges of a box something is scrolled out of sight.
+const showScrolled = () => {
+  for (const box of document.querySelectorAll(".scroll")) {
+    const { scrollLeft, scrollTop, scrollWidth, scrollHeight, clientWidth, clientHeight } = box;
+    const hidden = {
+      left: scrollLeft > 1, right: scrollWidth - clientWidth - scrollLeft > 1,
+      above: scrollTop > 1, below: scrollHeight - clientHeight - scrollTop > 1,
+    };
+    const frame = box.parentElement, { offsetWidth, offsetHeight } = box.querySelector("th");
+    frame.dataset.more = Object.keys(hidden).filter((edge) => hidden[edge]).join(" ");
+    frame.style.setProperty("--head-width", `${offsetWidth}px`);
+    frame.style.setProperty("--head-height", `${offsetHeight}px`);
+  }
+};
+
 const severityOf = (run) => {
   if (!run?.is_root) return "";
   if (run.conditions.length) return run.conditions[0].severity;
@@ -89,19 +104,21 @@ const showTrackers = (run) => {
 };
 
 // Below the page's own address, so that they work behind a proxy too.
-const below = (path, text) => element("a", { href: path.replace(/^\//, "") }, text);
+const below = (path, ...text) => element("a", { href: path.replace(/^\//, "") }, ...text);
+// A name of several words without a space: wider than a small screen, it breaks between them.
+const joined = (name) => name.split(/(?=[A-Z])/).flatMap((word) => [element("wbr"), word]);
 
 const conditionItem = (condition, pages) => {
   const where = [condition.rank && `, rank ${condition.rank}`, condition.layer && `, ${condition.layer}`];
   return element("li", { class: condition.severity },
     element("p", {},
       element("span", { class: "badge" }, condition.severity), " ",
-      element("strong", {}, below(`${pages.runbooks}/${condition.name}`, condition.name)),
-      ` since step ${condition.since_step}${where.filter(Boolean).join("")}`),
-    element("p", {}, condition.description || condition.summary),
+      element("strong", {}, below(`${pages.runbooks}/${condition.name}`, ...joined(condition.name))),
+      ...breakable(` since step ${condition.since_step}${where.filter(Boolean).join("")}`)),
+    element("p", {}, ...breakable(condition.description || condition.summary)),
     condition.postmortem && element("p", {}, element("strong", {}, "Post-mortem: "),
-      condition.postmortem, " ", below(pages.postmortem, "Report")),
-    element("p", {}, element("strong", {}, "What to do: "), condition.remedy));
+      ...breakable(condition.postmortem), " ", below(pages.postmortem, "Report")),
+    element("p", {}, element("strong", {}, "What to do: "), ...breakable(condition.remedy)));
 };
 
 const showConditions = (run) => {
@@ -116,17 +133,36 @@ const showCurves = () => {
   if (hasSteps) charts.show();
 };
 
+// On which steps layers are measured, and why on fewer than was set.
+const measuredEvery = (now) => {
+  const steps = now?.layer_interval_steps, shortest = now?.layer_interval_shortest_steps;
+  if (!isKnown(steps)) return { text: "", isStretched: false };
+  const isStretched = steps > shortest, every = now.measuring_interval_steps ?? 1;
+  const why = isStretched ? ` instead of ${number(shortest)}, since measuring took more of the step time than overhead_budget allows` : "";
+  const totals = every > 1 ? ` Gradients are measured on every ${number(every)} steps, for the same reason.` : "";
+  return { text: `Measured on every ${number(steps)} steps${why}; more often at the start and after trouble.${totals}`, isStretched };
+};
+
 const showLayers = (run) => {
   const layers = run?.layers ?? [], omitted = run?.layers_omitted ?? 0;
   const wanted = byId("layer-filter").value.toLowerCase();
   const found = layers.filter((row) => row.layer.toLowerCase().includes(wanted));
   tables.layers(found);
   byId("layers-section").hidden = !layers.length;
+  const interval = byId("layers-interval"), { text, isStretched } = measuredEvery(run?.summary);
+  interval.classList.toggle("notable", isStretched);
+  setText(interval, text);
   const more = byId("layers-more");
   more.hidden = found.length <= ROWS_SHOWN && !omitted && found.length > 0;
   const shown = Math.min(found.length, ROWS_SHOWN);
   const left = omitted ? ` ${number(omitted)} with smaller norms are not among them.` : "";
   setText(more, `${shown} of ${number(layers.length)} layers are shown; sort or filter to see others.${left}`);
+};
+
+// Of the rank whose probe takes most; nothing in its first steps.
+const overheadOf = (ranks) => {
+  const known = ranks.map((rank) => rank.overhead_ratio).filter(isKnown);
+  return known.length ? percent(Math.max(...known), 2) : null;
 };
 
 const showAgent = (run) => {
@@ -137,7 +173,8 @@ const showAgent = (run) => {
     ["Version", agent.version],
     ["Node", String(run.node_rank)],
     ["Nodes known", isKnown(agent.nodes_known) ? number(agent.nodes_known) : null],
-    ["Probe time", `${number(agent.probe_seconds, 3)} s`],
+    ["Probe, share of a step", overheadOf(run.ranks)],
+    ["Probe time, all steps", `${number(agent.probe_seconds, 3)} s`],
     ["Probe errors", number(agent.probe_errors)],
     ["Setting errors", number(agent.setting_errors)],
     ["Records dropped", number(agent.records_dropped)],
@@ -165,6 +202,7 @@ const show = () => {
   showLayers(run);
   tables.ranks(run?.ranks ?? []);
   showAgent(run);
+  showScrolled();
   const updated = new Date(1000 * state.answer.time_unix_seconds);
   setText(byId("updated"), updated.toLocaleTimeString());
   byId("updated").setAttribute("datetime", updated.toISOString());
@@ -209,7 +247,8 @@ byId("runs").addEventListener("change", (event) => {
   update();
 });
 byId("layer-filter").addEventListener("input", show);
-addEventListener("resize", charts.fit);
+addEventListener("resize", () => { charts.fit(); showScrolled(); });
+for (const box of document.querySelectorAll(".scroll")) box.addEventListener("scroll", showScrolled);
 addEventListener("visibilitychange", () => { if (!document.hidden) update(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", charts.redraw);
 update();

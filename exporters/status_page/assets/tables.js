@@ -37,6 +37,7 @@ const COLUMNS = {
       text: (row) => milliseconds(row.compute_seconds),
     },
     { key: "loss", title: "Loss", text: (row) => number(row.loss) },
+    { key: "overhead_ratio", title: "Probe's share", text: (row) => percent(row.overhead_ratio, 2) },
   ],
 };
 const stateOf = (rank) => (rank.up ? "up" : rank.phase === "ended" ? "ended" : "gone");

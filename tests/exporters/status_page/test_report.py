@@ -79,6 +79,26 @@ def test_a_run_is_reported_with_where_its_trackers_show_it() -> None:
     assert shown == [{"tracker": "wandb", "name": TRACKER.name, "url": TRACKER.url}]
 
 
+def stretched(every: float = 1.0) -> Any:
+    """Return a run whose layers are measured a quarter as often as was set."""
+    step = merged_step(900, layer_interval_steps=400.0, measuring_interval_steps=every)
+    whole = with_view(latest=LatestValues(step=step, layer_interval_shortest_steps=100))
+    shares = ({"host_overhead_ratio": 0.004, "device_overhead_ratio": 0.009}, {})
+    pairs = zip(whole.ranks, shares, strict=True)
+    return replace(whole, ranks=[replace(rank, values=values) for rank, values in pairs])
+
+
+def test_intervals_are_reported_with_the_one_that_was_set() -> None:
+    summary = report(stretched())["summary"]
+    names = ("layer_interval_steps", "layer_interval_shortest_steps", "measuring_interval_steps")
+    assert [summary[name] for name in names] == [400, 100, 1]
+    assert [report(export())["summary"][name] for name in names] == [None] * 3
+
+
+def test_the_probe_s_share_of_a_rank_is_where_it_takes_most_and_unknown_at_first() -> None:
+    assert [rank["overhead_ratio"] for rank in report(stretched())["ranks"]] == [0.009, None]
+
+
 def test_a_layer_whose_norm_does_not_count_shows_none() -> None:
     whole = export()
     unjudged = [replace(layer, judged=False) for layer in whole.layers]

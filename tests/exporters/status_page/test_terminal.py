@@ -14,7 +14,13 @@ from mp_agent.exporters.status_page.terminal import Curves, run_panel
 from mp_agent.records.health import LatestValues
 from mp_agent.records.views import FirstNonfinite
 from tests.agent.node.builders import merged_step
-from tests.exporters.status_page.test_report import CONDITION, TRACKER, broken, with_view
+from tests.exporters.status_page.test_report import (
+    CONDITION,
+    TRACKER,
+    broken,
+    stretched,
+    with_view,
+)
 
 
 def printed(drawn: RenderableType, *, color: bool = False) -> str:
@@ -52,6 +58,15 @@ def test_verdict_conditions_curves_layers_ranks_and_agent_are_there_in_this_orde
     places = [text.find(part) for part in expected]
     assert -1 not in places, expected[places.index(-1)]
     assert places == sorted(places)
+
+
+def test_stretched_intervals_have_their_reason_and_the_probe_s_time_is_a_share() -> None:
+    text = " ".join(drawn(stretched(every=4.0)).replace("│", " ").split())
+    assert "layers are measured on every 400 steps instead of 100, since measuring took" in text
+    assert "overhead_budget allows; gradients on every 4 steps" in text
+    assert ", 0.9 % of the step time," in text
+    plain = drawn(with_view())
+    assert "layers are measured" not in plain and "of the step time" not in plain
 
 
 def test_where_the_trackers_show_the_run_is_given_as_text() -> None:

@@ -188,3 +188,10 @@ def test_layers_of_which_none_counts_leave_the_step_of_those_that_did(account):
     (layer,) = account.layers[GRADIENTS.name].values()
     assert (layer.judged, layer.step, layer.latest.step) == (True, 1003, 1004)
     assert (layer.nonfinite_elements, layer.values["nan_elements"]) == (2.0, 0.0)
+
+
+def test_the_interval_of_layers_that_was_set_stays_known_once_it_is_stretched(account):
+    assert view(account).latest.layer_interval_shortest_steps is None
+    for sequence, interval in enumerate((100.0, 400.0, 200.0), start=1):
+        account.fold_step(step(sequence, 1.0, layer_interval_steps=interval))
+    assert view(account).latest.layer_interval_shortest_steps == 100
