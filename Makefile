@@ -18,7 +18,7 @@ REAL_PATHS := sed -E 's,^\.editable/mp_agent/(exporters|alerting)/,\1/,; s,^\.ed
 OTHER_TORCH = sed -E '/^triton==/d; s/^torch==.*/torch==$(TORCH)/' constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long compatibility check format generate servers bench gpu-check clean
+.PHONY: help demo docs test test-fast test-long compatibility check format generate servers bench gpu-check clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -87,6 +87,9 @@ generate: $(INSTALLED) ## Write the rules, tables and docs that come from the ca
 servers: $(INSTALLED) ## Fetch Prometheus, Alertmanager and VictoriaMetrics for tests and demo
 	@$(BIN)/python -m tools.servers
 
+docs: $(INSTALLED) ## Build the documentation as a site: site/index.html
+	$(BIN)/python -m tools.docs_site
+
 bench: $(INSTALLED) ## Measure what the probe costs, in paired runs
 	$(BIN)/python -m benchmarks
 
@@ -94,4 +97,4 @@ gpu-check: $(INSTALLED) ## On a CUDA machine: numerics, host syncs and overhead 
 	$(BIN)/python -m benchmarks.gpu_check
 
 clean: ## Remove everything that was made, virtual environments included
-	rm -rf .venv .venv-torch-* .cache .editable .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site .venv .venv-torch-* .cache .editable .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,13 +5,18 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from mp_agent.exporters.otlp.environment import LOGGERS
 from tests.e2e.observatory import Observatory, observatory
+from tools.browser import chromium_arguments, find_browser
 from tools.host_name import host_name_problem
 from tools.servers import binaries
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,6 +65,21 @@ def server() -> Callable[[str], Path]:
         return found
 
     return find
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    """A Chromium; where there is none, skips, or in CI fails. Its loop lasts for the module."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = find_browser()
+    if chromium is None:
+        reason = "Chromium is not on PATH and cannot be installed by this user"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium, args=chromium_arguments())
+        yield launched
+        launched.close()
 
 
 @pytest.fixture(scope="session")

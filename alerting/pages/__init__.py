@@ -127,7 +127,8 @@ def _index() -> str:
         "of your own, publish this folder and pass its base URL to the rules: "
         "`mp-agent rules --runbook-base https://…`. The URL of the folder in a repository works: "
         "each alert links to `<base>/<alert name in lower case>.md`. For other URL schemes, mark "
-        "the place of the name: `--runbook-base https://wiki…/{alert}/`."
+        "the place of the name: `--runbook-base https://wiki…/{alert}/`, or, of the site that "
+        "`make docs` builds, `--runbook-base https://…/latest/alerting/runbooks/{alert}.html`."
     )
     table = markdown_table(("alert", "severity", "what"), rows)
     return "\n\n".join((GENERATED, "# Runbooks", text, table)) + "\n"

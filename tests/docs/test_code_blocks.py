@@ -20,7 +20,7 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.every import for_every
 
 PYTHON, CONSOLE, YAML, JSON = (blocks(one) for one in ("python", "console", "yaml", "json"))
-_LANGUAGES = {"", "python", "console", "diff", "yaml", "json", "toml", "promql", "mermaid"}
+_LANGUAGES = {"", "python", "console", "diff", "yaml", "json", "toml", "promql"}
 
 _OTHER_VARIABLES = {
     "MP_AGENT_CONFIG",

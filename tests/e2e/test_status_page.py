@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect
 
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.exporters.status_page.page import status_page
@@ -21,7 +21,6 @@ from mp_agent.records.views import FirstNonfinite, TrackerLink
 from tests.agent.node.builders import merged_step
 from tests.exporters.status_page.test_report import CONDITION, TRACKER, stretched, with_view
 from tests.waiting import wait_until
-from tools.browser import chromium_arguments, find_browser
 from tools.jobs import Job, torchrun_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
@@ -30,18 +29,6 @@ JOB = Path(__file__).parent / "job.py"
 _MILLISECONDS = 60_000
 _CONDITION = "MpAgentNonFiniteUpdate"
 _LOSS_SUMMARY = re.compile(r"^loss over steps \d+ to \d+: now \S+")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    chromium = find_browser()
-    if chromium is None:
-        reason = "Chromium is not on PATH and cannot be installed by this user"
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=chromium, args=chromium_arguments())
-        yield launched
-        launched.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from mp_agent.version import __version__
+from tools.docs_site.__main__ import list_versions
 
 ROOT = Path(__file__).parents[2]
 FILES = ("agent/version.py", "helm/mp-agent/Chart.yaml", "CHANGELOG.md")
@@ -42,6 +44,7 @@ def test_only_a_tag_starts_it_and_rights_are_given_job_by_job(workflow: dict[str
         "package": ["id-token"],
         "image": ["packages"],
         "chart": ["packages"],
+        "site": ["contents"],
         "page": ["contents"],
     }
 
@@ -53,7 +56,7 @@ def test_nothing_is_published_before_all_checks_and_tests(workflow: dict[str, An
         needed = set(jobs[name].get("needs", []))
         return needed.union(*map(before, needed))
 
-    for name in ("package", "image", "chart", "page"):
+    for name in ("package", "image", "chart", "site", "page"):
         assert {"version", "check", "build"} <= before(name)
     assert jobs["check"]["strategy"]["matrix"]["target"] == ["check", "test", "test-long"]
 
@@ -87,6 +90,46 @@ def test_a_tag_that_is_not_the_version_everywhere_ends_it(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text.replace(__version__, "0.0.9") if name == behind else text)
     assert (compared(workflow, tmp_path, f"v{__version__}") == 0) == (behind is None)
+
+
+def git(*command: str, at: Path) -> str:
+    identity = {"GIT_CONFIG_GLOBAL": "/dev/null", "PATH": "/usr/bin:/bin", "HOME": str(at)}
+    done = subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b.example", *command],
+        cwd=at,
+        env=identity,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout
+
+
+def test_a_release_publishes_its_documents_beside_those_of_earlier_ones(
+    workflow: dict[str, Any], tmp_path: Path
+) -> None:
+    published, checkout = tmp_path / "published.git", tmp_path / "checkout"
+    git("init", "--quiet", "--bare", str(published), at=tmp_path)
+    steps = {step.get("name"): step for step in workflow["jobs"]["site"]["steps"]}
+    for number in ("0.1.0", "0.2.0"):
+        shutil.rmtree(checkout, ignore_errors=True)
+        git("init", "--quiet", str(checkout), at=tmp_path)
+        git("commit", "--quiet", "--allow-empty", "--message=source", at=checkout)
+        git("remote", "add", "origin", str(published), at=checkout)
+        given = {"GITHUB_REF_NAME": f"v{number}", "GITHUB_ACTOR": "a", "PATH": "/usr/bin:/bin"}
+        for name in ("Take the versions that are published", "Publish"):
+            # GitHub runs steps with -e.
+            command = ["bash", "-e", "-c", steps[name]["run"]]
+            subprocess.run(command, cwd=checkout, env=given, check=True, capture_output=True)
+            if name != "Publish":  # what the step between them does
+                (checkout / "site" / number).mkdir()
+                (checkout / "site" / number / "page.html").write_text(number)
+                list_versions(checkout / "site")
+    assert "tools.docs_site" in steps["Build this one"]["run"]
+    files = git("ls-tree", "-r", "--name-only", "gh-pages", at=published).splitlines()
+    pages = [f"{name}/page.html" for name in ("0.1.0", "0.2.0", "latest")]
+    assert files == [".nojekyll", *pages[:2], "index.html", pages[2], "versions.html"]
+    assert git("show", "gh-pages:latest/page.html", at=published) == "0.2.0"
 
 
 def test_paths_that_are_packaged_exist(workflow: dict[str, Any]) -> None:

@@ -1,34 +1,20 @@
 """The page in a real browser, offline: it draws its plots, and names stay text."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from mp_agent.flight.report.page import as_html
 from tests.agent.flight.analyses import EVIL, analysis_of
 from tests.agent.flight.builders import calm, overflow
-from tools.browser import chromium_arguments, find_browser
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PLOTS = ("loss", "grad-norm", "loss-scale", "lanes")
 RED = "r > g + 80 && r > b + 80 && a > 200"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    chromium = find_browser()
-    if chromium is None:
-        reason = "Chromium is not on PATH and cannot be installed by this user"
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=chromium, args=chromium_arguments())
-        yield launched
-        launched.close()
 
 
 @pytest.fixture(params=["light", "dark"])
