@@ -12,7 +12,8 @@ _HIDDEN = "***"
 _SCHEMES = ("http", "https")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+\S|[^/\s]*:[^/\s]*@")
 """How an address begins: with a scheme, or with `user:password@`."""
-_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s'\"<>]+")
+"""A scheme of any length would be looked for at every letter of a long word, up to its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 // Draws the plots of a report on uPlot, each once it is visible. Names enter the page as text only.
-const HEIGHT = 190, LANE_HEIGHT = 20, LANES_MARGIN = 67; // The margin holds the axis and the padding.
+const HEIGHT = 190, LABEL_HEIGHT = 13, LANE_HEIGHT = 20, LANES_MARGIN = 67; // The margin holds the axis and the padding.
 const LANE_COLORS = { fine: "delivered", skipped: "warn", lost: "bad", absent: "line" };
 const LANE_TEXTS = { skipped: "skipped", lost: "loss NaN or Inf", absent: "not delivered" };
 const groups = JSON.parse(byId("plot-data").textContent);
@@ -39,12 +39,14 @@ const drawLimits = (limits) => drawing((ctx, bbox, toX, toY) => {
   ctx.strokeStyle = ctx.fillStyle = color("warn");
   ctx.font = `${pixels(11)}px system-ui, sans-serif`;
   ctx.textAlign = "left";
-  ctx.textBaseline = "bottom";
   limits.forEach(([value, label], place) => {
     const y = sharp(toY(value));
     drawLine(ctx, [5, 4], [bbox.left, y], [bbox.left + bbox.width, y]);
     // Next to each other, since limits may be close to each other.
-    ctx.fillText(label, bbox.left + pixels(4 + 110 * place), y - devicePixelRatio);
+    // Below a line at the upper edge, where a text above it would be cut off.
+    const isAbove = y - pixels(LABEL_HEIGHT) >= bbox.top;
+    ctx.textBaseline = isAbove ? "bottom" : "top";
+    ctx.fillText(label, bbox.left + pixels(4 + 110 * place), y + (isAbove ? -1 : 2) * devicePixelRatio);
   });
 }, pixels(1));
 

@@ -72,3 +72,11 @@ def test_an_unusable_address_is_refused_without_its_secret(address):
 def test_addresses_within_messages_are_redacted():
     message = "OSError('https://user:secret@host/x?key=secret') and <http://a:secret@b>"
     assert shown_message(message) == "OSError('https://host/x?key=***') and <http://b>"
+
+
+def test_long_words_and_long_schemes_in_a_message_are_read_at_once() -> None:
+    """In time that grows with the square of its length, this word would take an hour."""
+    word = "x" * 1_000_000
+    assert shown_message(word) == word
+    hidden = shown_message(f"{'a' * 100}://user:secret@host/")
+    assert hidden.endswith("://host") and "secret" not in hidden
