@@ -3,9 +3,10 @@ SHELL := bash
 # The tests start hundreds of processes: each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
-# Another release of torch, in a virtual environment of its own: make test TORCH=2.6.0
+# Another release of torch, or none, in a virtual environment of its own: make test TORCH=2.6.0
 TORCH ?=
-VENV := .venv$(addprefix -torch-,$(TORCH))
+# Another Python has one of its own as well: make test-fast PYTHON=python3.13
+VENV := .venv$(addprefix -torch-,$(TORCH))$(addprefix -,$(filter-out python3,$(notdir $(PYTHON))))
 BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 INSTALLED := $(VENV)/.installed
@@ -15,10 +16,11 @@ WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
 REAL_PATHS := sed -E 's,^\.editable/mp_agent/(exporters|alerting)/,\1/,; s,^\.editable/mp_agent/,agent/,'
 
 # A build of torch for CUDA requires the release of triton that it was built with.
-OTHER_TORCH = sed -E '/^triton==/d; s/^torch==.*/torch==$(TORCH)/' constraints.txt
+OTHER_TORCH = sed -E '/^triton==/d; s/^torch==.*/$(TORCH:%=torch==%)/; s/^torch==none//' constraints.txt
+EXTRAS = $(if $(filter none,$(TORCH)),,torch,)export,otlp-grpc
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-fast test-long compatibility check format generate servers bench gpu-check clean
+.PHONY: help demo docs pictures test test-fast test-long test-chart compatibility check format generate servers bench gpu-check clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -29,7 +31,7 @@ $(INSTALLED): pyproject.toml constraints.txt hatch_build.py agent packaging
 	$(if $(TORCH),$(OTHER_TORCH) > $(CONSTRAINTS))
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --group dev \
-		--editable '.[torch,export,otlp-grpc]'
+		--editable '.[$(EXTRAS)]'
 	@touch $@
 
 # DeepSpeed builds from source against the torch that is installed, hence no build isolation.
@@ -65,6 +67,9 @@ test-fast: $(INSTALLED) servers ## Run the tests that start no processes and nee
 		-m 'not slow and not e2e and not alone and not gpu and not long' \
 		--ignore=tests/frameworks --ignore=tests/gpu --ignore=tests/hosts --ignore=tests/e2e $(PARALLEL)
 
+test-chart: $(INSTALLED) servers ## Run the chart's tests, with the helm and kubeconform on PATH
+	$(BIN)/python -m pytest tests/helm
+
 compatibility: $(INSTALLED) servers ## Record how the fast tests end with TORCH, for docs/compatibility.md
 	-PYTEST_ADDOPTS='-p tools.compatibility' $(MAKE) test-fast
 	$(BIN)/python -m tools.generate
@@ -90,6 +95,9 @@ servers: $(INSTALLED) ## Fetch Prometheus, Alertmanager and VictoriaMetrics for 
 docs: $(INSTALLED) ## Build the documentation as a site: site/index.html
 	$(BIN)/python -m tools.docs_site
 
+pictures: $(INSTALLED) ## Take the pictures of docs/images anew; boards with GRAFANA_RENDERER
+	$(BIN)/python -m tools.pictures
+
 bench: $(INSTALLED) ## Measure what the probe costs, in paired runs
 	$(BIN)/python -m benchmarks
 
@@ -97,4 +105,4 @@ gpu-check: $(INSTALLED) ## On a CUDA machine: numerics, host syncs and overhead 
 	$(BIN)/python -m benchmarks.gpu_check
 
 clean: ## Remove everything that was made, virtual environments included
-	rm -rf site .venv .venv-torch-* .cache .editable .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site .venv .venv-* .cache .editable .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -25,6 +25,16 @@ def test_cannot_work(): assert False
 @pytest.mark.skip
 def test_is_skipped(): pass
 """
+HIDE_TORCH = """
+import importlib.util
+found = importlib.util.find_spec
+class Hidden(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+sys.meta_path.insert(0, Hidden())
+importlib.util.find_spec = lambda name, *more: None if name == "torch" else found(name, *more)
+"""
 RUNNER = """
 import sys
 from pathlib import Path
@@ -49,6 +59,27 @@ def test_each_outcome_is_counted_and_each_failure_named(tmp_path: Path, options:
     assert (record.passed, record.skipped, record.expected_failures) == (1, 1, 1)
     assert record.failed == ["test_outcomes.py::test_cannot_begin", "test_outcomes.py::test_fails"]
     assert (record.torch, record.python) == (torch.__version__, platform.python_version())
+
+
+NEEDS_TORCH = """
+import pytest
+def test_passes(): pass
+def test_needs_torch(): import torch
+"""
+
+
+@pytest.mark.slow
+def test_without_torch_tests_that_need_it_are_skipped_and_others_run(tmp_path: Path):
+    (tmp_path / "test_needs.py").write_text(NEEDS_TORCH)
+    (tmp_path / "test_imports.py").write_text("import torch\ndef test_never(): pass\n")
+    hidden = "from importlib.abc import MetaPathFinder\nimport sys\n" + HIDE_TORCH + RUNNER
+    environ = {**os.environ, "PYTHONPATH": str(Path(tools.__file__).parent.parent)}
+    environ = {key: value for key, value in environ.items() if not key.startswith("PYTEST_")}
+    command = (sys.executable, "-c", hidden, "-q", "--rootdir=.", "-p", "no:cacheprovider")
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = read_records(tmp_path / "records")
+    assert (record.torch, record.passed, record.skipped) == ("none", 1, 2)
 
 
 def test_releases_are_in_the_order_of_their_numbers(tmp_path: Path):
