@@ -32,10 +32,11 @@ from tools.servers import binaries
 from tools.servers.running import Prometheus, ServerError, prometheus, read_json
 
 IMAGES = ROOT / "docs" / "images"
-BOARDS = ("fleet", "run", "layers", "ranks", "self")
+BOARDS = ("fleet", "run", "layers", "ranks")
 SCENARIO, RUN = "residual", "char-transformer"
 FP16_MAX = 65504
 _COLORS = 96
+_BLANK_BYTES = 20_000
 _BOARD_HEIGHT = 1500
 """Of what is kept of a board, its top: what is wrong, and the first curves."""
 _WAIT_SECONDS = 240.0
@@ -170,7 +171,8 @@ def _boards(job: Job, watching: Prometheus, folder: Path) -> None:
         }
         options = [word for name, value in given.items() for word in (f"--{name}", str(value))]
         subprocess.run([*renderer, *options], check=True, stdout=subprocess.DEVNULL)
-        _keep(drawn.read_bytes(), f"board-{board}", height=_BOARD_HEIGHT)
+        if _keep(drawn.read_bytes(), f"board-{board}", height=_BOARD_HEIGHT) < _BLANK_BYTES:
+            raise ServerError(f"the renderer drew no panels of {board}; is the machine busy?")
 
 
 def _open(browser: Browser, url: str, *, width: int, height: int, theme: Any = "light") -> Page:
@@ -180,13 +182,18 @@ def _open(browser: Browser, url: str, *, width: int, height: int, theme: Any = "
     return page
 
 
-def _keep(picture: bytes, name: str, *, height: int | None = None) -> None:
-    """Write a picture, or so many lines of it, in few colours: a third of the bytes."""
+def _keep(picture: bytes, name: str, *, height: int | None = None) -> int:
+    """Write a picture, or so many lines of it, in few colours: a third of the bytes.
+
+    Returns its bytes.
+    """
     image = Image.open(io.BytesIO(picture)).convert("RGB")
     few = image.crop((0, 0, image.width, min(height or image.height, image.height)))
     few = few.quantize(_COLORS, dither=Image.Dither.NONE)
     few.save(IMAGES / f"{name}.png", optimize=True)
-    print(f"docs/images/{name}.png", (IMAGES / f"{name}.png").stat().st_size)
+    size = (IMAGES / f"{name}.png").stat().st_size
+    print(f"docs/images/{name}.png: {size} bytes")
+    return size
 
 
 if __name__ == "__main__":
