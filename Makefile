@@ -95,7 +95,7 @@ servers: $(INSTALLED) ## Fetch Prometheus, Alertmanager and VictoriaMetrics for 
 docs: $(INSTALLED) ## Build the documentation as a site: site/index.html
 	$(BIN)/python -m tools.docs_site
 
-pictures: $(INSTALLED) ## Take the pictures of docs/images anew; boards with GRAFANA_RENDERER
+pictures: $(INSTALLED) ## Take the pictures of docs/images again; boards with GRAFANA_RENDERER
 	$(BIN)/python -m tools.pictures
 
 bench: $(INSTALLED) ## Measure what the probe costs, in paired runs

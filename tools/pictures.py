@@ -1,4 +1,4 @@
-"""The pictures of docs/images, taken anew from today's pages and boards: `make pictures`.
+"""The pictures of docs/images, taken again from today's pages and boards: `make pictures`.
 
 Status page and boards show one job of the demo (`examples/demo`), the page of a comparison its
 model, that of an evaluation a model of `benchmarks/advice`. The boards are drawn by a program that

@@ -105,7 +105,7 @@ def git(*command: str, at: Path) -> str:
     return done.stdout
 
 
-def test_a_release_publishes_its_documents_beside_those_of_earlier_ones(
+def test_a_release_publishes_its_documents_next_to_earlier_ones(
     workflow: dict[str, Any], tmp_path: Path
 ) -> None:
     published, checkout = tmp_path / "published.git", tmp_path / "checkout"

@@ -1,4 +1,4 @@
-"""Build the site of one version beside those that are there, and the list of versions."""
+"""Build the site of one version next to those that are there, and the list of versions."""
 
 import argparse
 import os

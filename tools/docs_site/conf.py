@@ -1,4 +1,4 @@
-"""What Sphinx is told; its sources are the repository itself, of which the site has some pages."""
+"""The configuration of Sphinx, whose sources are the repository itself."""
 
 import os
 import tomllib

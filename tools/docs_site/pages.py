@@ -25,9 +25,9 @@ _LINK = re.compile(r"\]\((?!https?:)([^)\s#]+)\.md(?:#[^)\s]*)?\)")
 
 
 def toctrees(page: str, text: str) -> str:
-    """Return what Sphinx is told of the pages below `page`, in the order of its links.
+    """Return the directives that place the pages below `page`, in the order of its links.
 
-    Nothing for a page that others are not below of.
+    Empty for a page that has none below it.
     """
     if page == INDEX:
         parts = _SECTION.split(text)[1:]
