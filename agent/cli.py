@@ -45,6 +45,11 @@ GROUPS: dict[str, dict[str, CommandEntry]] = {
             "Find mistakes in training code, without running it.",
             "mp-agent check train.py src/",
         ),
+        "checklist": CommandEntry(
+            "plan.checklist:checklist_command",
+            "Go through nine points: fine, wrong, or not looked at.",
+            "mp-agent checklist --steps 50 train.py",
+        ),
         "compare": CommandEntry(
             "plan.commands:compare_command",
             "Compare precisions of a model, or two runs.",

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import resource
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,3 +199,16 @@ def parse_yaml_texts(text: str) -> Any:
         place = "" if mark is None else f"line {mark.line + 1}: "
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise SourceError(f"{place}is no YAML: {problem}") from None
+
+
+def limit_resources(*, niceness: int, cpu_seconds: int, memory_bytes: int) -> None:
+    """Leave the processors to a training beside it, and end this process if it takes too much."""
+    os.nice(niceness)
+    for kind, wanted in (
+        (resource.RLIMIT_CPU, cpu_seconds),
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(kind)
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(kind, (allowed, hard))

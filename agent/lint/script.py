@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mp_agent.errors import SettingError
-from mp_agent.inputs.limits import limit_resources
+from mp_agent.inputs.files import limit_resources
 from mp_agent.lint.finding import CheckReport
 from mp_agent.lint.interpret.modules import Project, imported_names, module_file, search_root
 from mp_agent.lint.runner import load_settings, relative, run
@@ -37,13 +37,13 @@ def check_script(path: str, *, files_max: int = FILES_MAX) -> CheckReport:
     settings, base = load_settings(Path(script).parent)
     files = [
         file
-        for file in _imported_files(script, files_max)
+        for file in imported_files(script, files_max)
         if file == script or not settings.excludes(relative(file, base))
     ]
     return run(files, lambda code, file: settings.applies(code, relative(file, base)))
 
 
-def _imported_files(script: str, files_max: int) -> Iterator[str]:
+def imported_files(script: str, files_max: int) -> Iterator[str]:
     """Yield the script and what it imports, directly or not, the nearest first."""
     project = Project()
     found, waiting = {script}, deque([script])

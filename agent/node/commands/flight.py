@@ -21,8 +21,7 @@ from mp_agent.flight.record.store import record_name, write_report
 from mp_agent.flight.report.document import as_json
 from mp_agent.flight.report.page import as_html
 from mp_agent.flight.report.text import first_line, print_analysis
-from mp_agent.inputs.files import printable
-from mp_agent.inputs.limits import limit_resources
+from mp_agent.inputs.files import limit_resources, printable
 from mp_agent.node.flight.job import FlightJob, evidence_of_rings, newest_sequence, read_rank_logs
 from mp_agent.node.flight.replay import judged
 from mp_agent.node.flight.service import DumpRequest, pop_answer, write_request

@@ -341,3 +341,24 @@ def verdict_of(
     if not failure and not any(one.elements for one in outputs) and candidate is None:
         reasons.append("the model returned nothing to compare")
     return Verdict(passed=not reasons, reasons=tuple(reasons), mean_abs=mean_abs)
+
+
+FINE_RATIO, BAD_RATIO = 0.01, 0.05
+"""Relative differences of the loss up to which quality is as good, and above which it is lost."""
+
+
+def quality_grade(difference: float) -> str:
+    """Return `fine`, `noticeable` or `bad` for a relative difference of the loss."""
+    if difference <= FINE_RATIO:
+        return "fine"
+    return "noticeable" if difference <= BAD_RATIO else "bad"
+
+
+def graded_loss(reference: float | None, loss: float | None) -> str:
+    """Return in brackets by how much a loss differs, and what that means; "" if not known."""
+    if reference is None or loss is None or not isfinite(reference) or not isfinite(loss):
+        return ""
+    if reference == 0.0:
+        return "" if loss else f" ({percent(0.0)}: fine)"
+    difference = abs(loss - reference) / abs(reference)
+    return f" ({percent(difference)}: {quality_grade(difference)})"

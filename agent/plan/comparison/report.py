@@ -18,10 +18,10 @@ from mp_agent.plan.comparison.model import (
     TensorError,
     Verdict,
     badness,
+    graded_loss,
     module_summaries,
     named,
 )
-from mp_agent.plan.quality import graded_loss
 from mp_agent.report import terminal
 from mp_agent.report.content import Cell, Curve, Plot, Plots, Table, Values
 from mp_agent.report.numbers import NONE, finite, number, percent, scientific

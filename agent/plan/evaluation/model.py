@@ -7,8 +7,8 @@ from itertools import pairwise
 from math import comb, isfinite
 from statistics import fmean, median
 
+from mp_agent.plan.comparison.model import quality_grade
 from mp_agent.plan.precision_plan import Environment, PrecisionPlan
-from mp_agent.plan.quality import quality_grade
 from mp_agent.report.document import plain, written
 from mp_agent.report.numbers import percent
 

@@ -154,7 +154,7 @@ def test_what_is_no_record_ends_the_analysis_with_a_reason(tmp_path):
 
 def test_an_analysis_limits_itself_to_a_low_priority_and_some_memory():
     code = (
-        "import os, resource; from mp_agent.inputs.limits import limit_resources as limit; "
+        "import os, resource; from mp_agent.inputs.files import limit_resources as limit; "
         "limit(niceness=10, cpu_seconds=9, memory_bytes=1 << 33); "
         "print(os.nice(0), resource.getrlimit(resource.RLIMIT_AS)[0])"
     )
