@@ -26,6 +26,7 @@ class Action(Enum):
 
     SKIP_UPDATE = "skip_update"
     CLIP_GRADIENTS = "clip_gradients"
+    HOLD_LEARNING_RATE = "hold_learning_rate"
     LOWER_LEARNING_RATE = "lower_learning_rate"
     RAISE_LOSS_SCALE = "raise_loss_scale"
     RESET_LOSS_SCALE = "reset_loss_scale"
@@ -191,6 +192,30 @@ POLICIES: tuple[Policy, ...] = (
         action=Action.SKIP_UPDATE,
         when="The gradient norm is a spike: no rank updates its weights.",
         parameters=(*_spike(8.0, 20.0), *_limits(10, 100)),
+    ),
+    Policy(
+        name="hold_learning_rate",
+        action=Action.HOLD_LEARNING_RATE,
+        when="The learning rate of a parameter group is above `factor` times the highest that it "
+        "had before, and above what its schedule has begun with or rises to (`initial_lr`, "
+        "`max_lr`): the update is made with the highest rate before.",
+        parameters=(
+            Parameter(
+                name="factor",
+                default=20.0,
+                meaning="how many times the highest rate before a rate is at least that is held",
+                minimum=1,
+            ),
+            Parameter(
+                name="warmup_steps",
+                default=20.0,
+                meaning="updates of a group with a rate above 0 before any rate is held",
+                minimum=1,
+                whole=True,
+            ),
+            *_limits(20, 1000),
+        ),
+        by_default=True,
     ),
     Policy(
         name="lower_learning_rate",

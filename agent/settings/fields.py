@@ -299,8 +299,8 @@ class Settings(BaseSettings):
     guard: GuardPolicies = Field(
         default_factory=dict,
         description="Policies by which the guard acts on updates that would harm the training: "
-        "names, `true` for skip_nonfinite and clip_spikes, or a table with parameters, "
-        "`{clip_spikes: {factor: 3}}`; empty: no guard.",
+        "names, `true` for skip_nonfinite, clip_spikes and hold_learning_rate, or a table with "
+        "parameters, `{clip_spikes: {factor: 3}}`; empty: no guard.",
     )
     guard_dry_run: bool = Field(
         False, description="Only log and count what the guard would have done."

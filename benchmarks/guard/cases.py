@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 STEPS = 100
 PLANTED_STEP = 30
 SURGE_STEPS = range(PLANTED_STEP, PLANTED_STEP + 20)
+RATE_STEPS = range(PLANTED_STEP, PLANTED_STEP + 6)
 FEATURES = 8
 
 
@@ -53,6 +54,8 @@ class Case:
     loss_factor: float = 1.0
     surge: float = 1.0
     """What the loss of `SURGE_STEPS` steps is multiplied by besides."""
+    rate_surge: float = 1.0
+    """What the learning rate of `RATE_STEPS` is multiplied by."""
     overflows_from: int = 10**9
     change_batch: Callable[[int, torch.Tensor, torch.Tensor], None] = field(
         default=lambda step, inputs, targets: None
@@ -65,6 +68,12 @@ class Case:
     def policies(self) -> str:
         """The names of the policies."""
         return ", ".join(self.guard)
+
+    def set_rates(self, step: int, optimizer: torch.optim.Optimizer) -> None:
+        """Set the learning rates of a step, as a schedule by hand does."""
+        factor = self.rate_surge if step in RATE_STEPS else 1.0
+        for group in optimizer.param_groups:
+            group["lr"] = factor * optimizer.defaults["lr"]
 
     def factor_of(self, step: int) -> float:
         """Return what the loss of a step is multiplied by."""
@@ -136,6 +145,13 @@ CASES = (
         guard=("skip_nonfinite", "clip_spikes"),
         optimizer=_sgd,
         change_gradients=_nan_on_one_rank,
+    ),
+    Case(
+        name="rate_jump",
+        title="the learning rate of six steps is 400 times too large",
+        guard=("skip_nonfinite", "clip_spikes", "hold_learning_rate"),
+        optimizer=_adam,
+        rate_surge=400.0,
     ),
     Case(
         name="scale_collapse",

@@ -1,4 +1,4 @@
-"""Healthy trainings, twenty of them, with and without the guard."""
+"""Healthy trainings with and without the guard, some of them with schedules."""
 
 import tempfile
 from collections.abc import Callable
@@ -8,6 +8,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
+    LambdaLR,
+    LRScheduler,
+    OneCycleLR,
+    StepLR,
+)
 
 import mp_agent
 from benchmarks.machine import markdown
@@ -53,30 +62,43 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "RMSprop": lambda p: torch.optim.RMSprop(p, lr=3e-3),
     "Adafactor": lambda p: torch.optim.Adafactor(p, lr=3e-2),
 }
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], LRScheduler]] = {
+    "": lambda optimizer: LambdaLR(optimizer, lambda step: 1.0),
+    "linear warm-up": lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, step / 60)),
+    "constant warm-up": lambda optimizer: ConstantLR(optimizer, factor=0.001, total_iters=40),
+    "cosine with restarts": lambda optimizer: CosineAnnealingWarmRestarts(optimizer, 30),
+    "one cycle": lambda optimizer: OneCycleLR(optimizer, max_lr=3e-2, total_steps=STEPS),
+    "cyclic": lambda optimizer: CyclicLR(optimizer, 1e-5, 3e-2, 20, cycle_momentum=False),
+    "steps": lambda optimizer: StepLR(optimizer, 30),
+}
 
 
 def healthy_table() -> str:
     """Train all of them, and return which are the same to the bit, and what the guard did."""
     rows = []
-    for model, optimizer in product(MODELS, OPTIMIZERS):
+    trainings = [*product(MODELS, OPTIMIZERS, [""])]
+    trainings += [("GRU", "AdamW", schedule) for schedule in SCHEDULES if schedule]
+    for model, optimizer, schedule in trainings:
         same, actions = 0, 0
         for seed in range(SEEDS):
             with tempfile.TemporaryDirectory() as directory:
-                plain, _ = _train(model, optimizer, seed, None)
-                guarded, acted = _train(model, optimizer, seed, Path(directory))
+                plain, _ = _train(model, optimizer, schedule, seed, None)
+                guarded, acted = _train(model, optimizer, schedule, seed, Path(directory))
             same += all(torch.equal(a, b) for a, b in zip(plain, guarded, strict=True))
             actions += acted
-        rows.append((model, optimizer, f"{same} of {SEEDS}", str(actions)))
+        named = f"{optimizer}, {schedule}" if schedule else optimizer
+        rows.append((model, named, f"{same} of {SEEDS}", str(actions)))
     return markdown(("healthy model", "optimizer", "equal to the bit", "actions"), rows)
 
 
 def _train(
-    model_name: str, optimizer_name: str, seed: int, directory: Path | None
+    model_name: str, optimizer_name: str, schedule: str, seed: int, directory: Path | None
 ) -> tuple[list[torch.Tensor], int]:
     """Return the weights after the last step, and how many actions the guard took."""
     torch.manual_seed(seed)
     model = MODELS[model_name]()
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
+    scheduler = SCHEDULES[schedule](optimizer)
     if directory is not None:
         mp_agent.init(model, node_agent="none", guard=True, run="healthy", dir=directory)
     generator = torch.Generator().manual_seed(seed)
@@ -89,6 +111,7 @@ def _train(
         loss: torch.Tensor = nn.functional.cross_entropy(logits.flatten(0, 1), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        scheduler.step()
     actions = 0
     if directory is not None:
         mp_agent.shutdown()

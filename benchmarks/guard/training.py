@@ -59,6 +59,7 @@ def train(case: Case, strategy: str, seed: int, *, guarded: bool, directory: Pat
         loss = (outputs.float() - targets).pow(2).mean() * case.factor_of(step)
         scaler.scale(loss).backward()
         case.change_gradients(step, rank, model)
+        case.set_rates(step, optimizer)
         scaler.step(optimizer)
         scaler.update()
         if step % MEASURED_STEPS == MEASURED_STEPS - 1:

@@ -384,8 +384,9 @@ GUARD_METRICS = (
         "{action}",
         labels=("action", "mode"),
         help="Steps on which the guard acted: `skip_update`, `clip_gradients`, "
-        "`lower_learning_rate`, `raise_loss_scale`, `reset_loss_scale`, `widen_precision`, "
-        "`request_checkpoint`, `request_stop`; or, as `none_left`, was to and had acted too often. "
+        "`hold_learning_rate`, `lower_learning_rate`, `raise_loss_scale`, `reset_loss_scale`, "
+        "`widen_precision`, `request_checkpoint`, `request_stop`; or, as `none_left`, was to and "
+        "had acted too often. "
         "Mode: `done`, or `dry_run` where it would have been. Only of runs with a guard, and of "
         "its policies.",
         count=_actions,

@@ -130,11 +130,12 @@ class UpdateOutcome(NamedTuple):
     is_none_left: bool
     is_last_skip: bool
     is_failed: bool
+    is_rate_held: bool = False
 
     @property
     def is_trouble(self) -> bool:
         """Whether the update was, or should have been, anything but ordinary."""
-        return self.is_nonfinite or self.is_scaler_skip or self.is_spike
+        return self.is_nonfinite or self.is_scaler_skip or self.is_spike or self.is_rate_held
 
     @property
     def is_clipped(self) -> bool:
@@ -161,7 +162,7 @@ class Outcomes:
 
 def _read(numbers: list[float]) -> UpdateOutcome:
     norm, limit, nonfinite, scaler_skip, spike, skipped, coefficient = numbers[:7]
-    none_left, last_skip, failed = numbers[7:]
+    none_left, last_skip, failed, rate_held = numbers[7:]
     return UpdateOutcome(
         norm=norm,
         limit=limit,
@@ -173,6 +174,7 @@ def _read(numbers: list[float]) -> UpdateOutcome:
         is_none_left=bool(none_left),
         is_last_skip=bool(last_skip),
         is_failed=bool(failed),
+        is_rate_held=bool(rate_held),
     )
 
 
@@ -201,6 +203,9 @@ class ActionLog:
         elif outcome.is_clipped:
             what = f"gradients are multiplied by {outcome.coefficient:.3g}"
             self._write(Action.CLIP_GRADIENTS, step, f"{what}: {_spike(outcome)}")
+        if outcome.is_rate_held:
+            text = "a learning rate has jumped: the update is made with the highest one before"
+            self._write(Action.HOLD_LEARNING_RATE, step, text)
         if outcome.is_none_left:
             self._write(Action.NONE_LEFT, step, "nothing is done: it was done too often lately")
 

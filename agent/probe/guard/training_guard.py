@@ -267,7 +267,9 @@ class TrainingGuard:
             return failed(guarded.device)
         try:
             guarded.finish()
-            return self._measured(optimizer)
+            numbers = self._measured(optimizer)
+            guarded.look_at_rates(optimizer, numbers)
+            return numbers
         except Exception as error:
             pass_on(error)
             log.warning("the guard cannot measure gradients", exc_info=True)
@@ -329,6 +331,7 @@ class TrainingGuard:
         scalars = self._columns.of(optimizer)
         self._columns.note(scalars, Action.SKIP_UPDATE, verdict.is_skipped)
         self._columns.note(scalars, Action.CLIP_GRADIENTS, verdict.coefficient != 1.0)
+        self._columns.note(scalars, Action.HOLD_LEARNING_RATE, verdict.is_rate_held)
         self._columns.note(scalars, Action.NONE_LEFT, verdict.is_none_left)
         begins_step = self._begins_step(optimizer)
         for outcome in outcomes:

@@ -9,8 +9,11 @@ gradients become 0, upon which momentum and weight decay still move the weights 
 steps left.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
+from math import isnan
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ from torch.optim import Optimizer
 from mp_agent.catalog.guard import Values
 from mp_agent.probe import accelerator
 from mp_agent.probe.guard.outcome import Outcomes, UpdateOutcome
-from mp_agent.probe.guard.verdict import Judge, UpdateVerdict
+from mp_agent.probe.guard.verdict import RATES_HELD, RATES_LET, Judge, UpdateVerdict
 
 
 class Rollback:
@@ -104,6 +107,72 @@ def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else deepcopy(value)
 
 
+class HeldRates:
+    """Follows the learning rates of an optimizer's groups, and says which of them have jumped.
+
+    What the script sets is known on the host before the update, on the rank where it is set: no
+    weight is moved by such a rate, and no other rank has to be asked. A rate that a schedule of
+    torch's may reach by itself is no jump, nor is a rate that the group had before, as after a
+    warm restart. A rate on a device is not read, which would wait for it.
+    """
+
+    def __init__(self, values: Values) -> None:
+        self._factor = float(values["factor"])
+        self._warmup_steps = int(values["warmup_steps"])
+        self._actions_max = int(values["actions_max"])
+        self._window_steps = int(values["window_steps"])
+        self._step = 0
+        self._held: deque[int] = deque()
+        """Updates on which rates were held lately."""
+        self._known: dict[tuple[int, int], tuple[float, int]] = {}
+        """Highest rate, and number of updates, by place and identity of the group."""
+        self.limits: dict[int, float] = {}
+        """What the rates of groups are held at in the update under way, by place."""
+        self.is_none_left = False
+
+    def look(self, optimizer: Optimizer) -> None:
+        """Look at the rates with which the next update is about to be made."""
+        self._step += 1
+        while self._held and self._held[0] <= self._step - self._window_steps:
+            self._held.popleft()
+        self.limits = {}
+        rates = {place: _rate_of(group) for place, group in enumerate(optimizer.param_groups)}
+        for place, group in enumerate(optimizer.param_groups):
+            highest, steps = self._known.get((place, id(group)), (0.0, 0))
+            if steps >= self._warmup_steps and rates[place] > max(
+                self._factor * highest, _highest_of_schedule(group)
+            ):
+                self.limits[place] = highest
+        self.is_none_left = bool(self.limits) and len(self._held) >= self._actions_max
+        if self.is_none_left:
+            self.limits = {}
+        elif self.limits:
+            self._held.append(self._step)
+        self._known = {
+            (place, id(group)): self._with(place, group, rates[place])
+            for place, group in enumerate(optimizer.param_groups)
+        }
+
+    def _with(self, place: int, group: dict[str, Any], rate: float) -> tuple[float, int]:
+        highest, steps = self._known.get((place, id(group)), (0.0, 0))
+        if place in self.limits:
+            return highest, steps
+        return max(highest, rate), steps + (rate > 0.0)
+
+
+def _rate_of(group: Mapping[str, Any]) -> float:
+    """Return the rate of a group; 0 for one that is on a device, or NaN, or not there."""
+    rate = group.get("lr")
+    if isinstance(rate, torch.Tensor):
+        rate = float(rate) if accelerator.is_on_host(rate.device) and rate.numel() == 1 else 0.0
+    return float(rate) if isinstance(rate, int | float) and not isnan(rate) else 0.0
+
+
+def _highest_of_schedule(group: Mapping[str, Any]) -> float:
+    known = [group.get(name) for name in ("initial_lr", "max_lr")]
+    return max((float(one) for one in known if isinstance(one, int | float)), default=0.0)
+
+
 _ABSENT = object()
 
 
@@ -111,9 +180,16 @@ class GuardedUpdate:
     """One update under way; `finish` restores what was changed for it."""
 
     def __init__(
-        self, optimizer: Optimizer, verdict: UpdateVerdict, rate_factor: float = 1.0
+        self,
+        optimizer: Optimizer,
+        verdict: UpdateVerdict,
+        rate_factor: float = 1.0,
+        limits: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
-        """rate_factor: what the learning rates of all groups are multiplied by."""
+        """rate_factor: what the learning rates of all groups are multiplied by.
+
+        limits: what the rates of single groups are set to before that, by their place.
+        """
         self._optimizer = optimizer
         self._set_aside: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         self._rollback: Rollback | None = None
@@ -121,8 +197,8 @@ class GuardedUpdate:
         self._rates: list[tuple[dict[str, Any], Any, Any]] = []
         """Groups, their rates, and what these are lowered to."""
         try:
-            if rate_factor != 1.0:
-                self._lower_rates(rate_factor)
+            if rate_factor != 1.0 or limits:
+                self._lower_rates(rate_factor, limits)
             if accelerator.is_on_host(verdict.norm.device):
                 self._carry_out_on_host(verdict)
             else:
@@ -199,21 +275,27 @@ class GuardedUpdate:
                 coefficients[local.dtype] = verdict.coefficient.to(real)
             local.mul_(coefficients[local.dtype])
 
-    def _lower_rates(self, factor: float) -> None:
+    def _lower_rates(self, factor: float, limits: Mapping[int, float]) -> None:
         """Lower what the update uses, not what schedulers and checkpoints read between updates.
 
         A group without a rate, whose optimizer finds one by itself (Adafactor), is left alone.
         """
-        for group in self._optimizer.param_groups:
+        for place, group in enumerate(self._optimizer.param_groups):
             rate = group.get("lr")
             if isinstance(rate, int | float | torch.Tensor):
-                lowered = rate * factor
+                limit = limits.get(place)
+                # 0 times a rate that is not finite would be NaN.
+                lowered = rate * factor if limit is None else _as(rate, limit * factor)
                 self._rates.append((group, rate, lowered))
                 group["lr"] = lowered
 
     def _put(self, name: str, value: object) -> None:
         self._attributes[name] = getattr(self._optimizer, name, _ABSENT)
         setattr(self._optimizer, name, value)
+
+
+def _as(rate: float | torch.Tensor, value: float) -> float | torch.Tensor:
+    return torch.full_like(rate, value) if isinstance(rate, torch.Tensor) else value
 
 
 def _gradients(optimizer: Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -239,8 +321,17 @@ class GuardedOptimizer:
     def __init__(self, policies: Mapping[str, Values], device: torch.device) -> None:
         self.device = device
         self._judge = Judge(policies, device)
+        values = policies.get("hold_learning_rate")
+        self._held = None if values is None else HeldRates(values)
         self._outcomes = Outcomes()
         self._update: GuardedUpdate | None = None
+
+    def look_at_rates(self, optimizer: Optimizer, numbers: torch.Tensor) -> None:
+        """Add to this rank's part whether a learning rate has jumped, and whether it is held."""
+        if self._held is not None:
+            self._held.look(optimizer)
+            numbers[RATES_HELD] = float(bool(self._held.limits))
+            numbers[RATES_LET] = float(self._held.is_none_left)
 
     def judge(self, agreed: torch.Tensor, ranks: int) -> tuple[UpdateVerdict, list[UpdateOutcome]]:
         """Return the verdict on the next update, and the outcomes that are due."""
@@ -249,7 +340,8 @@ class GuardedOptimizer:
 
     def carry_out(self, optimizer: Optimizer, verdict: UpdateVerdict, rate_factor: float) -> None:
         """Change the update under way; until `finish`."""
-        self._update = GuardedUpdate(optimizer, verdict, rate_factor)
+        limits = {} if self._held is None else self._held.limits
+        self._update = GuardedUpdate(optimizer, verdict, rate_factor, limits)
 
     def finish(self) -> None:
         """Restore what was changed for the update."""

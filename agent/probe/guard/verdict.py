@@ -42,7 +42,11 @@ FAILURES: Final = 3
 """1 where the gradients could not be measured."""
 LOSS_SCALES: Final = 4
 """The loss scale of the gradients; 0 without a GradScaler."""
-NUMBERS: Final = 5
+RATES_HELD: Final = 5
+"""1 where a learning rate has jumped, and the update is made with an earlier one."""
+RATES_LET: Final = 6
+"""1 where it would be, had that not been done too often lately."""
+NUMBERS: Final = 7
 
 _SUM_SQUARES = GRADIENT_POSITIONS["sum_squares"]
 _NAN, _INF = GRADIENT_POSITIONS["nan_elements"], GRADIENT_POSITIONS["inf_elements"]
@@ -187,6 +191,8 @@ class UpdateVerdict(NamedTuple):
     """The guard skips non-finite gradients, and may not do so again by when the host knows."""
     is_failed: torch.Tensor
     """Some rank could not measure its gradients: nothing is decided."""
+    is_rate_held: torch.Tensor
+    """Some rank makes the update with an earlier learning rate than its own."""
 
     @property
     def is_trouble(self) -> torch.Tensor:
@@ -222,6 +228,7 @@ class Judge:
         is_last_skip = never
         if self._nonfinite is not None:
             is_last_skip = is_skipped & (self._nonfinite.left() <= self._lag_steps)
+        none_left = none_left | (agreed[RATES_LET] > 0.0)
         coefficient, is_spike = torch.ones_like(norm), never
         limit = torch.full_like(norm, torch.inf)
         for spikes in self._spikes:
@@ -244,6 +251,7 @@ class Judge:
             none_left,
             is_last_skip,
             is_failed,
+            agreed[RATES_HELD] > 0.0,
         )
 
     @property

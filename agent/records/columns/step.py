@@ -193,6 +193,7 @@ GUARD_COLUMNS = tuple(
     for action, meaning in (
         ("skip_update", "skipped the update"),
         ("clip_gradients", "scaled the gradients down"),
+        ("hold_learning_rate", "held a learning rate that had jumped"),
         ("lower_learning_rate", "lowered the learning rate"),
         ("raise_loss_scale", "raised the loss scale"),
         ("reset_loss_scale", "set the loss scale back to the one that had held"),

@@ -25,7 +25,7 @@ def test_names_of_policies_are_unique_and_defaults_are_valid():
 
 
 def test_the_default_is_to_skip_what_is_not_finite_and_to_clip_spikes():
-    assert list(default_policies()) == ["skip_nonfinite", "clip_spikes"]
+    assert list(default_policies()) == ["skip_nonfinite", "clip_spikes", "hold_learning_rate"]
 
 
 @pytest.mark.parametrize(

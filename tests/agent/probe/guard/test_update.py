@@ -37,6 +37,7 @@ def _verdict(*, skipped: bool = False, coefficient: float = 1.0) -> UpdateVerdic
         is_none_left=no,
         is_last_skip=no,
         is_failed=no,
+        is_rate_held=no,
     )
 
 
