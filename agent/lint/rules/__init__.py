@@ -30,6 +30,7 @@ from mp_agent.lint.rules.numerics import (
     CANCELLING_VARIANCE,
     LOW_PRECISION_FUNCTION,
     LOW_PRECISION_REDUCTION,
+    REINFORCEMENT_IN_BF16,
 )
 from mp_agent.lint.rules.parameters import STALE_OPTIMIZER
 from mp_agent.lint.rules.scaling import (
@@ -61,6 +62,7 @@ RULES: tuple[Rule, ...] = (
     SYNC_EACH_STEP,
     DETECT_ANOMALY,
     ODD_DIMENSION,
+    REINFORCEMENT_IN_BF16,
     GRADIENTS_ADD_UP,
     CLEARED_UNUSED,
     CLIPPED_AFTER_STEP,

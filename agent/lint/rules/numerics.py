@@ -255,3 +255,55 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     alert="MpAgentLossNonFinite",
     find=_find_adam_epsilon,
 )
+
+
+_SAMPLING_CONFIG = re.compile(r"^trl\.(\w+\.)*(GRPO|RLOO|PPO|PPOv2|OnlineDPO|NashMD|XPO)Config$")
+"""Trainers of TRL that train on what a sampler generates; DPO and its like get fixed pairs."""
+
+
+def _find_reinforcement_in_bf16(trace: Trace) -> Iterator[Problem]:
+    for operation in trace.operations:
+        if _SAMPLING_CONFIG.match(operation.target) is None:
+            continue
+        bf16 = operation.keywords.get("bf16")
+        if bf16 is not None and bf16.kind is ValueKind.CONSTANT and bf16.constant is True:
+            name = operation.target.rpartition(".")[2]
+            yield Problem(
+                operation.place,
+                f"{name} trains in BF16: trainer and sampler drift apart by its rounding",
+            )
+
+
+REINFORCEMENT_IN_BF16 = Rule(
+    code="MP120",
+    name="reinforcement-in-bf16",
+    severity=FindingSeverity.WARNING,
+    summary="Reinforcement learning on generated sequences is configured in BF16.",
+    explanation="The sampler and the trainer compute the same log-probabilities by different "
+    "kernels. BF16 keeps 8 significant bits, FP16 11: the rounding of both sides adds up over the "
+    "tokens of a sequence, and the weights of importance sampling with it. FP16 was reported to "
+    "make the mismatch 24 times smaller (arXiv 2510.26788). Reported where a configuration of TRL "
+    "says `bf16=True` and its trainer samples from the policy (GRPO, RLOO, PPO, online DPO); what "
+    "a configuration file or a command line says is not seen.",
+    bad="""\
+from trl import GRPOConfig, GRPOTrainer
+
+
+def train(model, data, reward):
+    config = GRPOConfig(output_dir="out", bf16=True, use_vllm=True)
+    GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=data).train()
+""",
+    good="""\
+from trl import GRPOConfig, GRPOTrainer
+
+
+def train(model, data, reward):
+    config = GRPOConfig(output_dir="out", fp16=True, use_vllm=True)
+    GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=data).train()
+""",
+    remedy="Set `fp16=True`, with the sampler in the same format, and watch "
+    "`mp_agent_logprobs_k3`; where the model overflows in FP16, keep BF16 and correct by the "
+    "importance weights.",
+    alert="MpAgentTrainInferenceMismatch",
+    find=_find_reinforcement_in_bf16,
+)
