@@ -53,7 +53,7 @@ def compare_precision(
         "fp8-e5m2",
     ),
     reference: str | torch.dtype = "fp32",
-    tolerance: float = 1e-3,
+    tolerance: float = 0.05,
     loss_scale: float = 1.0,
     search_trials: int = 40,
     progress: bool | None = None,
@@ -69,10 +69,10 @@ def compare_precision(
     `dtypes` are names (`fp8-e4m3-autocast` and `fp8-e5m2-autocast` exist besides the default) or
     torch dtypes, each of which stands for its precisions with and without autocast. `reference` is
     `fp32` or `fp64`. A precision passes if the mean absolute difference of the model's outputs is
-    below `tolerance` and nothing is NaN or Inf that is finite in the reference. `loss_scale` is the
-    factor of its loss in the backward pass. `search_trials` bounds the runs, per precision that
-    fails, that search what to keep in FP32; 0 searches nothing. `progress` shows a bar on standard
-    error; by default on terminals.
+    below `tolerance` times their RMS, as for `recommend`, and nothing is NaN or Inf that is finite
+    in the reference. `loss_scale` is the factor of its loss in the backward pass. `search_trials`
+    bounds the runs, per precision that fails, that search what to keep in FP32; 0 searches nothing.
+    `progress` shows a bar on standard error; by default on terminals.
 
     The model itself is never run: its weights, gradients, buffers, mode, and all random number
     generators are as before, also after an exception. Both sides
@@ -105,6 +105,9 @@ def recommend(
     *,
     goal: str = "speed",
     capability: str | None = None,
+    memory_bytes: int | None = None,
+    reinforcement: bool = False,
+    evaluations: Iterable[PlanEvaluation] = (),
     steps: int = 8,
     learning_rate: float = 1e-4,
     tolerance: float = 0.05,
@@ -120,8 +123,11 @@ def recommend(
 
     `batch` and `loss` are those of `compare_precision`; a DataLoader or an iterator in place of the
     batch gives one batch per step. `goal` is `speed`, `memory` or `stability`. `capability`, such
-    as "8.0", plans for a GPU that is not here. Gradients are measured in `steps` steps in FP32 with
-    AdamW at `learning_rate`. A precision passes if the mean absolute difference of the model's
+    as "8.0", plans for a GPU that is not here. A precision with which a training step needs more
+    memory than there is, or than `memory_bytes`, is not taken. `reinforcement` advises against
+    BF16, for reinforcement learning. Nor is a precision taken that did not hold in one of the
+    `evaluations` of this model. Gradients are measured in `steps` steps in FP32 with AdamW at
+    `learning_rate`. A precision passes if the mean absolute difference of the model's
     outputs is below `tolerance` times their RMS, and nothing is NaN or Inf that is finite in FP32;
     `search_trials` bounds the search for what to keep in FP32. `progress` shows a bar on standard
     error; by default on terminals.
@@ -129,8 +135,9 @@ def recommend(
     The model itself is never run or changed. Needs the memory of several copies: weights, gradients
     and Adam's state in FP32.
 
-    Raises AdviceError (a ValueError), naming the argument, for wrong ones and for a model whose
-    loss or gradients are not finite in FP32; CompareError for models that cannot be copied.
+    Raises AdviceError (a ValueError), naming the argument, for wrong ones, for a model whose loss
+    or gradients are not finite in FP32, and where no precision fits the memory; CompareError for
+    models that cannot be copied.
     """
     from mp_agent.plan.recommendation.api import recommend_plan
     from mp_agent.plan.target import progress_bar
@@ -142,6 +149,9 @@ def recommend(
             loss,
             goal=goal,
             capability=capability,
+            memory_bytes=memory_bytes,
+            reinforcement=reinforcement,
+            excluded={k: v for one in evaluations for k, v in one.excluded(goal).items()},
             steps=steps,
             learning_rate=learning_rate,
             tolerance=tolerance,

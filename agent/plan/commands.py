@@ -3,7 +3,10 @@
 Their help needs no torch: what runs a model is imported where it is called.
 """
 
+import json
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +14,17 @@ import click
 
 from mp_agent.backtest.options import period_of_prometheus, period_options
 from mp_agent.errors import AdviceError, CompareError
+from mp_agent.inputs.files import read_text
+from mp_agent.lint.rules.numerics import REINFORCEMENT_IN_BF16
+from mp_agent.lint.script import check_script
 from mp_agent.output import Console, write_whole
-from mp_agent.plan.comparison.model import PrecisionReport
+from mp_agent.plan.comparison.model import TOLERANCE, PrecisionReport
 from mp_agent.plan.comparison.report import print_report
-from mp_agent.plan.evaluation.model import PlanEvaluation
+from mp_agent.plan.evaluation.model import FORMAT, PlanEvaluation, excluded_by
 from mp_agent.plan.evaluation.report import print_evaluation
 from mp_agent.plan.formats import BY_NAME, DEFAULT_NAMES, REFERENCES
 from mp_agent.plan.gradient_report import GradientReport, print_gradients
-from mp_agent.plan.precision_plan import PRECISIONS, PrecisionPlan, plan_of_json
-from mp_agent.plan.recommendation.model import GOALS
+from mp_agent.plan.precision_plan import GOALS, PRECISIONS, PrecisionPlan, plan_of_json
 from mp_agent.plan.recommendation.report import print_recommendation
 from mp_agent.plan.target import is_target, load_target, progress_bar, running_own_code
 from mp_agent.report.options import (
@@ -40,6 +45,13 @@ _search_trials = count_option(
     40,
     "Runs at most, for each precision that fails, to find what to keep in FP32; 0: none.",
     least=0,
+)
+
+_tolerance = positive_option(
+    "--tolerance",
+    TOLERANCE,
+    "Mean absolute difference of the model's outputs, divided by their RMS, below which a "
+    "precision passes.",
 )
 
 
@@ -71,11 +83,7 @@ def _required(choices: tuple[str, ...], help: str) -> Option:
     help="Compare gradients with finite differences of the loss in FP64, in place of precisions.",
 )
 @file_option("--baseline", exists=True, help="TARGET is a run: compare it with this baseline.")
-@positive_option(
-    "--tolerance",
-    1e-3,
-    "Mean absolute difference of the model's outputs below which a precision passes.",
-)
+@_tolerance
 @positive_option(
     "--loss-scale", 1.0, "Factor of the candidate's loss, as GradScaler would have it."
 )
@@ -202,14 +210,28 @@ def _compare(target: str, **options: Any) -> PrecisionReport:
     metavar="MAJOR.MINOR",
     help="Plan for a GPU of this compute capability, such as 8.0, which is not here.",
 )
+@click.option(
+    "--memory",
+    "memory_gib",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="GIB",
+    help="Memory that a training step may take; by default what is free where the plan is for.",
+)
+@click.option(
+    "--reinforcement",
+    is_flag=True,
+    help="For reinforcement learning, where BF16 is advised against; on where check finds it.",
+)
+@click.option(
+    "--evaluation",
+    "evaluation_paths",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="What `mp-agent evaluate --json` has found of this model; may be repeated.",
+)
 @count_option("--steps", 8, "FP32 steps whose gradients are measured.")
 @positive_option("--learning-rate", 1e-4, "Of AdamW in these steps.")
-@positive_option(
-    "--tolerance",
-    0.05,
-    "Mean absolute difference of the model's outputs, divided by their RMS, below which a "
-    "precision passes.",
-)
+@_tolerance
 @_search_trials
 @click.option("--rows", type=click.IntRange(min=1), default=8, help="Odd modules to print.")
 @json_option("recommendation")
@@ -221,6 +243,10 @@ def recommend_command(
     as_document: bool,
     output: Path | None,
     code_path: Path | None,
+    goal: str,
+    memory_gib: float | None,
+    reinforcement: bool,
+    evaluation_paths: tuple[Path, ...],
     **options: Any,
 ) -> None:
     """Recommend a precision for a model, with reasons, settings and code.
@@ -234,8 +260,19 @@ def recommend_command(
         model, batch, loss = _training_target(target)
         from mp_agent.plan.recommendation.api import recommend_plan
 
+        excluded = dict(pair for path in evaluation_paths for pair in _excluded(path, goal))
         with progress_bar() as progress:
-            found = recommend_plan(model, batch, loss, progress=progress, **options)
+            found = recommend_plan(
+                model,
+                batch,
+                loss,
+                goal=goal,
+                memory_bytes=None if memory_gib is None else max(1, int(memory_gib * 2**30)),
+                reinforcement=reinforcement or _is_reinforcement(target),
+                excluded=excluded,
+                progress=progress,
+                **options,
+            )
     if output is not None:
         write_whole(output, found.plan.as_json() + "\n")
     if code_path is not None:
@@ -244,6 +281,30 @@ def recommend_command(
         click.echo(found.as_json())
     else:
         print_recommendation(found, Console(), rows=rows, code=code_path is None)
+
+
+def _excluded(path: Path, goal: str) -> Iterator[tuple[str, str]]:
+    """Yield the precision that an evaluation in a file has rejected, with the reason.
+
+    Raises AdviceError, naming the file, for what is none.
+    """
+    try:
+        document = json.loads(read_text(path))
+        if document["format"] != FORMAT:
+            raise ValueError(f"its format is {document['format']!r}")
+        plan = plan_of_json(json.dumps(document))
+        rejections = {str(key): str(why) for key, why in document["rejections"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AdviceError(f"{path}: is no evaluation: {error!r}") from error
+    yield from excluded_by(plan.precision, rejections, goal).items()
+
+
+def _is_reinforcement(target: str) -> bool:
+    """Return whether check finds reinforcement learning in BF16 in the target's script."""
+    path = target.rpartition(":")[0]
+    if not Path(path).is_file():
+        return False
+    return REINFORCEMENT_IN_BF16.code in check_script(path).counts()
 
 
 def _training_target(target: str) -> tuple[Any, Any, Any]:
@@ -280,6 +341,7 @@ _FIRST_SCALE = 65536.0
 @count_option("--warmup-steps", 5, "First steps, which speed leaves out.", least=0)
 @positive_option("--learning-rate", 1e-4, "Of AdamW.")
 @_required(("speed", "memory", "loss"), "Exit with 1 unless this target is met; may be repeated.")
+@file_option("--output", help="Write the plan that was measured last to this file.")
 @json_option("evaluation")
 @page_option("evaluation")
 def evaluate_command(
@@ -288,6 +350,7 @@ def evaluate_command(
     precision: str | None,
     goal: str,
     required: tuple[str, ...],
+    output: Path | None,
     as_document: bool,
     page: Path | None,
     **options: Any,
@@ -295,11 +358,14 @@ def evaluate_command(
     """Train a model in FP32 and by a plan, by turns, and measure speed, memory and loss.
 
     TARGET is `script.py:function`, as for `mp-agent recommend`. Both trainings begin with the same
-    weights and see the same batches and random numbers; the optimizer is AdamW.
+    weights and see the same batches and random numbers; the optimizer is AdamW. A plan that was
+    recommended and does not hold gives way to the next one, which is measured in its place.
     """
     with running_own_code("evaluate"):
         require_torch()
         found = _evaluate(target, _given_plan(plan_path, precision), goal, **options)
+    if output is not None:
+        write_whole(output, found.plan.as_json() + "\n")
     show(
         json=found.as_json,
         html=found.as_html,
@@ -346,18 +412,37 @@ def _evaluate(
         # An iterator can be read once, but is needed twice.
         return batches[0] if len(batches) == 1 else iter(batches)
 
-    with progress_bar() as progress:
-        if plan is None:
-            plan = recommend_plan(
-                model, again(), loss, goal=goal, learning_rate=learning_rate, progress=progress
-            ).plan
+    def measured(chosen: PrecisionPlan) -> PlanEvaluation:
         return measure_plan(
             model,
             again(),
             loss,
-            plan,
+            chosen,
             steps=steps,
             learning_rate=learning_rate,
             progress=progress,
             **more,
         )
+
+    excluded: dict[str, str] = {}
+    with progress_bar() as progress:
+        if plan is not None:
+            return measured(plan)
+        while True:
+            plan = recommend_plan(
+                model,
+                again(),
+                loss,
+                goal=goal,
+                reinforcement=_is_reinforcement(target),
+                learning_rate=learning_rate,
+                excluded=excluded,
+                progress=progress,
+            ).plan
+            found = measured(plan)
+            if not (rejected := found.excluded(goal)):
+                changed = (
+                    f"{name} was recommended before; {why}" for name, why in excluded.items()
+                )
+                return replace(found, notes=(*changed, *found.notes))
+            excluded |= rejected

@@ -109,6 +109,9 @@ AUTOCAST: Mapping[str, str] = {"fp16-autocast": "float16", "bf16-autocast": "bfl
 """The dtype of torch.autocast in those that use it."""
 
 DEVICES = ("cuda", "cpu")
+GOALS = ("speed", "memory", "stability")
+DEFAULT_BETA2 = 0.999
+"""AdamW's own, in torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +129,7 @@ class PrecisionPlan:
     keep_fp32: tuple[str, ...] = ()
     """Modules that run in FP32 within autocast; `(loss)` stands for the loss function."""
     adam_epsilon: float = 1e-8
+    adam_beta2: float = DEFAULT_BETA2
     clip_norm: float | None = None
     """Largest gradient norm; None for no clipping."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -144,6 +148,10 @@ class PrecisionPlan:
                 raise _wrong(name, value, "is not a number")
             if not (isfinite(value) and value > 0):
                 raise _wrong(name, value, "is not a positive number")
+        if isinstance(self.adam_beta2, bool) or not isinstance(self.adam_beta2, int | float):
+            raise _wrong("adam_beta2", self.adam_beta2, "is not a number")
+        if not 0 <= self.adam_beta2 < 1:
+            raise _wrong("adam_beta2", self.adam_beta2, "is not from 0 to below 1")
         if self.loss_scale is not None and self.precision != "fp16-autocast":
             raise _wrong("loss_scale", self.loss_scale, f"is not for {self.precision}")
         if not all(isinstance(name, str) and name for name in self.keep_fp32):

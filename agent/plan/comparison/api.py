@@ -10,6 +10,7 @@ from torch import nn
 
 from mp_agent.errors import CompareError
 from mp_agent.plan.comparison.model import (
+    TOLERANCE,
     CallComparison,
     CandidateComparison,
     KeepResult,
@@ -40,7 +41,6 @@ from mp_agent.plan.formats import (
 )
 from mp_agent.report.document import picked
 
-TOLERANCE = 1e-3
 SEARCH_TRIALS = 40
 
 Progress = Callable[[str, str, int], None]

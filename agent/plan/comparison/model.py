@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import isfinite
+from math import inf, isfinite, sqrt
 
 from mp_agent.report.document import plain, written
 from mp_agent.report.numbers import percent, scientific
@@ -29,6 +29,8 @@ class TensorError:
     relative_l2: float
     """‖candidate − reference‖₂ / ‖reference‖₂; 0 where both are zero, Inf where only the latter."""
     mean_abs: float
+    reference_rms: float
+    """Root mean square of the reference, over the same elements."""
     max_abs: float
     ulps_mean: float
     """Mean error in units in the last place of the candidate's format, at the reference's
@@ -143,6 +145,8 @@ class Verdict:
     reasons: tuple[str, ...]
     mean_abs: float
     """The largest mean absolute difference among the model's outputs."""
+    relative: float
+    """The same as a share of the RMS of all of them in the reference: what is judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +313,12 @@ def role_of(
     return ErrorRole.REDUCED if total < input_error / _FACTOR else ErrorRole.HANDED_ON
 
 
+TOLERANCE = 0.05
+"""Mean absolute difference of the model's outputs, as a share of their RMS in the reference, from
+which on a precision fails: for `compare` as for `recommend`. Far above what rounding to 16 bits
+does to a sound model, and far below what an overflow or a cancellation does."""
+
+
 def verdict_of(
     outputs: Sequence[TensorError],
     losses: tuple[float | None, float | None],
@@ -319,18 +329,22 @@ def verdict_of(
     """Return the verdict on what the model returned.
 
     losses: the reference's and the candidate's. It passes if the mean absolute difference of what
-    the model returns is below the tolerance, and if outputs, loss and gradients of the parameters
-    are finite wherever those of the reference are.
+    the model returns is below the tolerance, a share of its RMS, and if outputs, loss and gradients
+    of the parameters are finite wherever those of the reference are.
     """
     mean_abs = max((one.mean_abs for one in outputs), default=0.0)
+    relative = _share(mean_abs, outputs)
     lost = max((one.nonfinite_ratio for one in outputs), default=0.0)
     reasons = []
     if failure:
         reasons.append(failure)
-    if lost > 0:
+    if any(one.elements for one in outputs) and not any(one.is_compared for one in outputs):
+        whose = "the model's outputs" if lost > 0 else "the outputs of the reference"
+        reasons.append(f"all of {whose} are NaN or Inf: there is nothing to compare")
+    elif lost > 0:
         reasons.append(f"{percent(lost)} of the model's outputs are NaN or Inf")
-    if mean_abs >= tolerance:
-        reasons.append(f"mean absolute difference {scientific(mean_abs)} ≥ {tolerance:g}")
+    if relative >= tolerance:
+        reasons.append(f"{difference_text(mean_abs, relative)} ≥ {percent(tolerance)}")
     reference, candidate = losses
     if reference is not None and not isfinite(reference):
         reasons.append("the loss of the reference is NaN or Inf")
@@ -340,7 +354,24 @@ def verdict_of(
         reasons.append("gradients of parameters are NaN or Inf")
     if not failure and not any(one.elements for one in outputs) and candidate is None:
         reasons.append("the model returned nothing to compare")
-    return Verdict(passed=not reasons, reasons=tuple(reasons), mean_abs=mean_abs)
+    return Verdict(passed=not reasons, reasons=tuple(reasons), mean_abs=mean_abs, relative=relative)
+
+
+def difference_text(mean_abs: float, relative: float) -> str:
+    """Return a mean absolute difference, and what share of the outputs' RMS it is."""
+    share = percent(relative) if isfinite(relative) else "beyond any share"
+    return f"mean absolute difference {scientific(mean_abs)}, {share} of the outputs' RMS"
+
+
+def _share(mean_abs: float, outputs: Sequence[TensorError]) -> float:
+    """Return a difference as a share of the RMS of all outputs; Inf where only those are zero."""
+    elements = sum(one.elements for one in outputs)
+    largest = max((one.reference_rms for one in outputs), default=0.0)
+    if mean_abs == 0.0 or largest == 0.0:
+        return inf if mean_abs else 0.0
+    # Squares of huge outputs would overflow.
+    squares = sum(one.elements * (one.reference_rms / largest) ** 2 for one in outputs)
+    return mean_abs / largest / sqrt(squares / elements)
 
 
 FINE_RATIO, BAD_RATIO = 0.01, 0.05

@@ -18,6 +18,7 @@ from mp_agent.plan.comparison.model import (
     TensorError,
     Verdict,
     badness,
+    difference_text,
     graded_loss,
     module_summaries,
     named,
@@ -36,7 +37,9 @@ def cosine_text(value: float) -> str:
 def verdict_text(verdict: Verdict, tolerance: float) -> str:
     """Return a verdict in one sentence."""
     if verdict.passed:
-        return f"passes: mean absolute difference {scientific(verdict.mean_abs)} < {tolerance:g}"
+        return (
+            f"passes: {difference_text(verdict.mean_abs, verdict.relative)} < {percent(tolerance)}"
+        )
     return f"fails: {'; '.join(verdict.reasons)}"
 
 
@@ -52,7 +55,7 @@ def keep_text(candidate: CandidateComparison) -> str:
         ""
         if keep.verdict is None
         else "; compared again with them, it "
-        + (f"passes ({scientific(keep.verdict.mean_abs)})" if keep.verdict.passed else "fails")
+        + (f"passes ({percent(keep.verdict.relative)})" if keep.verdict.passed else "fails")
     )
     least = "" if keep.minimal else ", though fewer may do: the trials ran out"
     return f"Keep in FP32: {names}{proof}{least}."
@@ -221,8 +224,8 @@ def as_html(report: PrecisionReport) -> str:
             ("reference", report.reference),
             (
                 "passes below",
-                f"mean absolute difference {report.tolerance} of the model's outputs, and nothing "
-                "NaN or Inf that is finite in the reference",
+                f"mean absolute difference {percent(report.tolerance)} of the RMS of the model's "
+                "outputs, and nothing NaN or Inf that is finite in the reference",
             ),
             ("loss scale", str(report.loss_scale)),
             *report.environment.items(),

@@ -267,6 +267,7 @@ def _evaluation(
         warmup_steps=warmup_steps,
         learning_rate=learning_rate,
         environment=environment,
+        device=workload.device.type,
         fp32=exact,
         planned=planned,
         perturbed=perturbed,

@@ -1,17 +1,18 @@
 """What mixed precision should reach, what was measured, and whether it did."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 from math import comb, isfinite
 from statistics import fmean, median
 
-from mp_agent.plan.comparison.model import quality_grade
-from mp_agent.plan.precision_plan import Environment, PrecisionPlan
+from mp_agent.plan.comparison.model import BAD_RATIO, quality_grade
+from mp_agent.plan.precision_plan import GOALS, Environment, PrecisionPlan
 from mp_agent.report.document import plain, written
-from mp_agent.report.numbers import percent
+from mp_agent.report.numbers import percent, size
 
+FORMAT = "mp_agent precision evaluation"
 SPEED_RATIO = 2.0
 MEMORY_SAVED_RATIO = 0.3
 LOSS_DIFFERENCE_RATIO = 0.005
@@ -154,6 +155,11 @@ class SideMeasurement:
         return sum(after < before for before, after in pairwise(scales))
 
 
+def excluded_by(precision: str, rejections: Mapping[str, str], goal: str) -> dict[str, str]:
+    """Return a precision with why it was rejected for a goal; none where it was not."""
+    return {precision: f"measured: {rejections[goal]}"} if goal in rejections else {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanEvaluation:
     """A plan, measured against FP32 from the same weights, batches and random numbers."""
@@ -167,6 +173,8 @@ class PlanEvaluation:
     """First steps, which speed leaves out."""
     learning_rate: float
     environment: Environment
+    device: str
+    """`cuda` or `cpu`: where it was measured; speed and memory are those of it."""
     fp32: SideMeasurement
     planned: SideMeasurement
     perturbed: SideMeasurement
@@ -190,6 +198,54 @@ class PlanEvaluation:
         return 1 - self.planned_peak_bytes / self.fp32_peak_bytes
 
     @property
+    def rejections(self) -> dict[str, str]:
+        """Return why the plan is not to be used, by goal; none where it may be.
+
+        For no goal when the loss is lost, or differs by more than quality bears and twice as much
+        as FP32 differs from itself; where it was measured on the device that it is for, also for
+        speed when it is surely slower than FP32, and for memory when it saves none.
+        """
+        if self.plan.precision == "fp32":
+            return {}
+        if problem := self._loss_problem():
+            return dict.fromkeys(GOALS, problem)
+        if self.device != self.plan.device:
+            return {}
+        found = {}
+        low, high = self.speed_interval
+        if high < 1.0:
+            found["speed"] = (
+                f"{self.speed_ratio:.2f} times as fast as FP32 (90 % interval {low:.2f} to "
+                f"{high:.2f})"
+            )
+        if self.memory_saved_ratio <= 0.0:
+            found["memory"] = (
+                f"a peak of {size(self.planned_peak_bytes)}, FP32 {size(self.fp32_peak_bytes)}"
+            )
+        return found
+
+    def excluded(self, goal: str) -> dict[str, str]:
+        """Return the plan's precision with why it is not to be used for a goal; none where it may.
+
+        As `recommend` takes it.
+        """
+        return excluded_by(self.plan.precision, self.rejections, goal)
+
+    def _loss_problem(self) -> str:
+        difference, noise = self.loss_difference_ratio, self.perturbed_difference_ratio
+        if not all(map(isfinite, self.fp32.losses)):
+            return ""
+        lost = [step for step, loss in enumerate(self.planned.losses, 1) if not isfinite(loss)]
+        if lost:
+            return f"the loss is not finite from step {lost[0]} on, in FP32 it is"
+        if difference is None or noise is None or difference <= max(BAD_RATIO, 2 * noise):
+            return ""
+        return (
+            f"the loss differs from that of FP32 by {percent(difference)} "
+            f"({quality_grade(difference)}), FP32 from itself by {percent(noise)}"
+        )
+
+    @property
     def missed(self) -> tuple[str, ...]:
         """Names of the targets that were measured and missed."""
         return tuple(one.name for one in self.targets if one.outcome is Outcome.MISSED)
@@ -198,13 +254,14 @@ class PlanEvaluation:
         """Return the evaluation as JSON; docs/recommend.md describes it."""
         return written(
             {
-                "format": "mp_agent precision evaluation",
+                "format": FORMAT,
                 "version": 1,
                 **plain(self),
                 "plan": self.plan.as_dict(),
                 "memory_saved_ratio": self.memory_saved_ratio,
                 "skipped_steps": self.planned.skipped_steps,
                 "missed": self.missed,
+                "rejections": self.rejections,
             }
         )
 

@@ -24,9 +24,13 @@ from mp_agent.report.page import render
 def verdict(evaluation: PlanEvaluation) -> str:
     """Return in one sentence which targets are met."""
     missed = evaluation.missed
-    if not missed:
-        return "Every target that was measured is met."
-    return f"Missed: {', '.join(missed)}."
+    text = f"Missed: {', '.join(missed)}." if missed else "Every target that was measured is met."
+    reasons: dict[str, list[str]] = {}
+    for goal, why in evaluation.rejections.items():
+        reasons.setdefault(why, []).append(goal)
+    return " ".join(
+        (text, *(f"Not to be used for {', '.join(of)}: {why}." for why, of in reasons.items()))
+    )
 
 
 def plan_text(plan: PrecisionPlan) -> str:

@@ -217,6 +217,7 @@ class _Sums:
             elements=self.elements,
             relative_l2=_ratio(self.difference_squares, self.reference_squares),
             mean_abs=self.absolute / finite / self.scale,
+            reference_rms=sqrt(self.reference_squares / finite) / self.scale,
             max_abs=self.largest / self.scale,
             ulps_mean=self.ulps_sum / finite,
             ulps_max=self.ulps_max,

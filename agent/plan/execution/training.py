@@ -123,7 +123,10 @@ class PlannedTraining:
         self._device = workload.device
         self._keep()
         self.optimizer = torch.optim.AdamW(
-            trained_parameters(self.model), lr=learning_rate, eps=plan.adam_epsilon
+            trained_parameters(self.model),
+            lr=learning_rate,
+            betas=(0.9, plan.adam_beta2),
+            eps=plan.adam_epsilon,
         )
         self.scaler = (
             torch.amp.GradScaler(self._device.type, init_scale=plan.loss_scale)

@@ -1,6 +1,8 @@
 """Recommends a plan: what `mp_agent.recommend` and the command call."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -8,17 +10,22 @@ from torch import nn
 
 from mp_agent.errors import AdviceError
 from mp_agent.plan.comparison.api import Progress
+from mp_agent.plan.comparison.model import TOLERANCE
 from mp_agent.plan.execution.training import (
     Workload,
     required_count,
     required_positive,
     workload_of,
 )
-from mp_agent.plan.precision_plan import PRECISIONS, Environment, PrecisionPlan
+from mp_agent.plan.precision_plan import GOALS, PRECISIONS, Environment, PrecisionPlan
 from mp_agent.plan.recommendation.choose import (
+    REINFORCEMENT,
+    adam_beta2,
     adam_epsilon,
     candidates_for,
     clip_norm,
+    guard_for,
+    memory_problem,
     odd_modules,
     ruled_out,
     settings_for,
@@ -26,7 +33,6 @@ from mp_agent.plan.recommendation.choose import (
     training_memory,
 )
 from mp_agent.plan.recommendation.model import (
-    GOALS,
     ConsideredPrecision,
     GradientFacts,
     MatrixProduct,
@@ -39,7 +45,6 @@ from mp_agent.plan.recommendation.steps import GradientMeasurement, MeasuredGrad
 from mp_agent.plan.recommendation.trials import Trials, TriedPrecision, refused
 
 STEPS = 8
-TOLERANCE = 0.05
 LEARNING_RATE = 1e-4
 SEARCH_TRIALS = 40
 
@@ -62,18 +67,28 @@ def recommend_plan(
     *,
     goal: str = "speed",
     capability: str | None = None,
+    memory_bytes: int | None = None,
+    reinforcement: bool = False,
+    excluded: Mapping[str, str] = MappingProxyType({}),
     steps: int = STEPS,
     learning_rate: float = LEARNING_RATE,
     tolerance: float = TOLERANCE,
     search_trials: int = SEARCH_TRIALS,
     progress: Progress = lambda candidate, stage, count: None,
 ) -> Recommendation:
-    """Recommend a plan for a model; `mp_agent.recommend` describes it."""
+    """Recommend a plan for a model; `mp_agent.recommend` describes it.
+
+    excluded: precisions that are not to be taken, with the reason.
+    """
     if goal not in GOALS:
         raise AdviceError(f"goal: {goal!r} is none of {', '.join(GOALS)}")
     required_count(1, steps=steps)
     required_count(0, search_trials=search_trials)
     required_positive(learning_rate=learning_rate, tolerance=tolerance)
+    if memory_bytes is not None:
+        required_count(1, memory_bytes=memory_bytes)
+    if reinforcement:
+        excluded = {**dict.fromkeys(("bf16", "bf16-autocast"), REINFORCEMENT), **excluded}
     environment = read_environment(None if capability is None else capability_of(capability))
     workload = workload_of(model, batch, loss, steps)
     # Tensors that are made in inference mode cannot be trained with.
@@ -90,24 +105,65 @@ def recommend_plan(
             search_trials=search_trials,
             progress=progress,
         )
-        chosen, considered = _choose(goal, environment, trials)
+        limits = _Limits(goal, excluded, _available(environment, workload, memory_bytes))
+        chosen, considered = _choose(limits, environment, trials)
         return _recommendation(goal, measured, chosen, considered)
 
 
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    goal: str
+    excluded: Mapping[str, str]
+    """Why a precision is not to be tried, by its name."""
+    memory_bytes: int | None
+
+
+def _available(
+    environment: Environment, workload: Workload, memory_bytes: int | None
+) -> int | None:
+    """Return what a training has, the weights of the model that are there already among it."""
+    free = environment.hardware.memory_free_bytes
+    if memory_bytes is not None or free is None:
+        return memory_bytes
+    here = environment.hardware.kind == workload.device.type
+    weights = sum(one.numel() * one.element_size() for one in workload.model.parameters())
+    return free + weights * here
+
+
 def _choose(
-    goal: str, environment: Environment, trials: Trials
+    limits: _Limits, environment: Environment, trials: Trials
 ) -> tuple[TriedPrecision, tuple[ConsideredPrecision, ...]]:
-    """Return the first precision of the goal that the hardware has a use for and that passes."""
-    considered = []
-    for precision in candidates_for(goal):
-        problem = ruled_out(precision, goal, environment.hardware)
+    """Return the first precision that the hardware has a use for, that passes, and that fits.
+
+    Where none of the goal's fits the memory, those that need the least are tried as well.
+    """
+    considered: list[ConsideredPrecision] = []
+    for precision in dict.fromkeys((*candidates_for(limits.goal), *candidates_for("memory"))):
+        of_goal = precision in candidates_for(limits.goal)
+        goal = limits.goal if of_goal else "memory"
+        problem = limits.excluded.get(precision) or ruled_out(precision, goal, environment.hardware)
         tried = refused(precision, problem) if problem else trials.attempt(precision)
+        if tried.accepted and limits.memory_bytes is not None:
+            plan = _bare_plan(tried, environment)
+            if problem := memory_problem(_memory(trials.workload, plan), limits.memory_bytes):
+                tried = refused(precision, problem)
         considered.append(
             ConsideredPrecision(precision=precision, accepted=tried.accepted, reason=tried.reason)
         )
         if tried.accepted:
             return tried, tuple(considered)
-    raise AssertionError("FP32 is always accepted")
+    reasons = "; ".join(f"{one.precision}: {one.reason}" for one in considered)
+    raise AdviceError(f"memory: no plan fits: {reasons}")
+
+
+def _bare_plan(chosen: TriedPrecision, environment: Environment) -> PrecisionPlan:
+    """Return the plan as far as memory depends on it."""
+    return PrecisionPlan(
+        precision=chosen.precision,
+        device=environment.hardware.kind,
+        loss_scale=chosen.loss_scale,
+        keep_fp32=chosen.keep_fp32,
+    )
 
 
 def _recommendation(
@@ -118,15 +174,15 @@ def _recommendation(
 ) -> Recommendation:
     workload, gradients = measured.workload, measured.gradients
     epsilon, epsilon_reason = adam_epsilon(gradients.parameters)
+    beta2, beta2_reason = adam_beta2(chosen.precision)
     clip, clip_reason = clip_norm(gradients.norms, goal)
-    plan = PrecisionPlan(
-        precision=chosen.precision,
-        device=measured.environment.hardware.kind,
-        loss_scale=chosen.loss_scale,
-        keep_fp32=chosen.keep_fp32,
+    guard, guard_reason = guard_for(gradients.parameters, chosen.loss_scale)
+    plan = replace(
+        _bare_plan(chosen, measured.environment),
         adam_epsilon=epsilon,
+        adam_beta2=beta2,
         clip_norm=clip,
-        settings=settings_for(gradients.norms, chosen.loss_scale),
+        settings={**settings_for(gradients.norms, chosen.loss_scale), "guard": guard},
     )
     return Recommendation(
         plan=plan,
@@ -137,9 +193,11 @@ def _recommendation(
         reasons=(
             *_precision_reasons(chosen),
             PlanReason(subject="Adam epsilon", value=f"{epsilon:g}", text=epsilon_reason),
+            PlanReason(subject="Adam beta2", value=f"{beta2:g}", text=beta2_reason),
             PlanReason(
                 subject="clip norm", value="none" if clip is None else f"{clip:g}", text=clip_reason
             ),
+            PlanReason(subject="guard", value=", ".join(guard), text=guard_reason),
         ),
         considered=considered,
         gradients=_gradient_facts(gradients, chosen.loss_scale),

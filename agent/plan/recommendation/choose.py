@@ -6,14 +6,16 @@ from math import ceil, floor, inf, isfinite, log2, log10
 from statistics import median
 from typing import Any
 
+from mp_agent.catalog.guard import default_policies
 from mp_agent.catalog.thresholds import DEFAULTS, resolve
-from mp_agent.plan.precision_plan import AUTOCAST, Hardware, is_within
+from mp_agent.plan.precision_plan import AUTOCAST, DEFAULT_BETA2, Hardware, is_within
 from mp_agent.plan.recommendation.model import (
     MatrixProduct,
     OddModule,
     SpeedEstimate,
     TrainingMemory,
 )
+from mp_agent.report.numbers import percent, size
 
 FP16_LARGEST = 65504.0
 _LOWEST = -25
@@ -250,6 +252,69 @@ def adam_epsilon(gradients: ExponentCounts) -> tuple[float, str]:
         f"1 % of the gradients that are not zero are below {2 * low:.1e}: torch's default of "
         f"{DEFAULT_EPSILON:g} would outweigh sqrt(v) there and take their updates away"
     )
+
+
+_BETA2_IN_BF16 = 0.95
+
+
+def adam_beta2(precision: str) -> tuple[float, str]:
+    """Return Adam's second beta, and why.
+
+    A step multiplies the second moment by beta2 and adds (1 - beta2) times the squared gradient.
+    BF16 has 8 significant bits: a change by less than 2^-9 of a number, half of its spacing at
+    least, is rounded away.
+    """
+    if precision != "bf16":
+        return DEFAULT_BETA2, "torch's default: Adam's state is in FP32"
+    return _BETA2_IN_BF16, (
+        f"with torch's default of {DEFAULT_BETA2:g} a step changes the second moment by "
+        f"{1 - DEFAULT_BETA2:.1g} of itself, less than the {2**-9:.2g} that BF16 rounds away: it "
+        "would stand still"
+    )
+
+
+def guard_for(
+    gradients: ExponentCounts, loss_scale: float | None
+) -> tuple[dict[str, dict[str, float]], str]:
+    """Return the policies for `mp_agent.init(guard=…)`, with parameters, and why.
+
+    gradients: of the parameters. In FP16 the scale is kept where GradScaler may search, 4 halvings
+    below the first one, and above what makes more than `LOST_MAX` of the gradients zero.
+    """
+    policies: dict[str, dict[str, float]] = {**{name: {} for name in default_policies()}}
+    policies["request_checkpoint"] = {}
+    why = (
+        "updates with NaN or Inf are skipped, spikes of the norm clipped, a learning rate that "
+        "jumps is held, and a checkpoint is asked for where trouble repeats"
+    )
+    if loss_scale is None:
+        return policies, f"{why}; guard_dry_run=True only counts"
+    floor = 1.0
+    while floor < loss_scale / 16 and gradients.lost_ratio(floor) > LOST_MAX:
+        floor *= 2
+    policies |= {"raise_loss_scale": {"floor": floor}, "reset_loss_scale": {}}
+    lost = percent(gradients.lost_ratio(floor))
+    return policies, (
+        f"{why}; the loss scale is kept at {floor:g} or above, where {lost} of the parameters' "
+        "gradients underflow, and set back after a collapse; guard_dry_run=True only counts"
+    )
+
+
+def memory_problem(memory: TrainingMemory, available_bytes: int | None) -> str:
+    """Return why a training step does not fit; "" where it does, or nothing is known."""
+    if available_bytes is None or memory.total_bytes <= available_bytes:
+        return ""
+    return (
+        f"a training step needs about {size(memory.total_bytes)}, and {size(available_bytes)} is "
+        "there"
+    )
+
+
+REINFORCEMENT = (
+    "in reinforcement learning the sampler's and the trainer's rounding add up over a sequence; "
+    "FP16, with 8 times the precision of BF16, was reported to make their mismatch 24 times "
+    "smaller (arXiv 2510.26788)"
+)
 
 
 def clip_norm(norms: Sequence[float], goal: str) -> tuple[float | None, str]:

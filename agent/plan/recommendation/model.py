@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from mp_agent.plan.precision_plan import AUTOCAST, Environment, PrecisionPlan
+from mp_agent.plan.precision_plan import AUTOCAST, DEFAULT_BETA2, Environment, PrecisionPlan
 from mp_agent.report.document import plain, written
 
 LOSS = "(loss)"
@@ -98,7 +98,10 @@ def _prepare(plan: PrecisionPlan, modules: tuple[str, ...]) -> Iterator[str]:
 def _optimizer(plan: PrecisionPlan) -> Iterator[str]:
     yield from ("", "", "def make_optimizer(model, learning_rate):")
     yield "    trained = [p for p in model.parameters() if p.requires_grad]"
-    yield f"    return torch.optim.AdamW(trained, lr=learning_rate, eps={plan.adam_epsilon!r})"
+    betas = "" if plan.adam_beta2 == DEFAULT_BETA2 else f", betas=(0.9, {plan.adam_beta2!r})"
+    yield (
+        f"    return torch.optim.AdamW(trained, lr=learning_rate, eps={plan.adam_epsilon!r}{betas})"
+    )
     yield ""
     if plan.loss_scale is not None:
         scale = f"init_scale={plan.loss_scale!r}"
@@ -126,9 +129,6 @@ def _step(plan: PrecisionPlan) -> Iterator[str]:
         yield "    optimizer.step()"
     yield "    optimizer.zero_grad(set_to_none=True)"
     yield "    return loss.detach()"
-
-
-GOALS = ("speed", "memory", "stability")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

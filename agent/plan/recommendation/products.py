@@ -30,6 +30,7 @@ from mp_agent.plan.precision_plan import (
 from mp_agent.plan.recommendation.model import MatrixProduct
 
 _CPU_INFO = Path("/proc/cpuinfo")
+_MEMORY_INFO = Path("/proc/meminfo")
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -98,8 +99,18 @@ def _processor() -> Hardware:
         devices=1,
         formats=formats_of_cpu(flags),
         memory_bytes=page * os.sysconf("SC_PHYS_PAGES"),
-        memory_free_bytes=page * os.sysconf("SC_AVPHYS_PAGES"),
+        memory_free_bytes=_available_bytes(),
     )
+
+
+def _available_bytes() -> int | None:
+    """Return what programs may take, what the system caches of files among it."""
+    try:
+        text = _MEMORY_INFO.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
 def _cpu_info() -> tuple[str, frozenset[str] | None]:

@@ -57,11 +57,10 @@ def _reasons(found: Recommendation) -> TerminalTable:
     table = terminal.grid()
     for reason in found.reasons:
         table.add_row(reason.subject, Text(reason.value, style="bold"), Text(reason.text))
-    if found.plan.settings:
-        text = "settings for mp_agent.init, where the defaults do not fit this model"
-        for name, value in found.plan.settings["thresholds"].items():
-            table.add_row("threshold", Text(f"{name} = {value:g}", style="bold"), Text(text))
-            text = ""
+    text = "settings for mp_agent.init, where the defaults do not fit this model"
+    for name, value in found.plan.settings.get("thresholds", {}).items():
+        table.add_row("threshold", Text(f"{name} = {value:g}", style="bold"), Text(text))
+        text = ""
     return table
 
 

@@ -215,30 +215,3 @@ class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.storages.add(result)
             self.elements += result.numel()
         return result
-
-
-def measure_outputs_rms(workload: Workload) -> float:
-    """Return the RMS of all floating-point outputs of the model on the first batch, in FP32.
-
-    The magnitude of the loss where the model returns no tensor.
-    """
-    plan = PrecisionPlan(precision="fp32", device="cpu")
-    training = PlannedTraining(workload, plan, learning_rate=1.0)
-    squares: list[tuple[float, int]] = []
-    losses: list[float] = []
-
-    def watch(module: nn.Module, args: Any, outputs: Any) -> None:
-        for one in floating(outputs).values():
-            values = one.detach().double()
-            squares.append((float(values.square().sum()), values.numel()))
-
-    def body() -> None:
-        batch = training.inputs(workload.batch(0))
-        losses.append(float(training.forward(batch).detach()))
-
-    training.model.register_forward_hook(watch)
-    training.run(body)
-    total = sum(count for _, count in squares)
-    if not total:
-        return abs(losses[0])
-    return float((sum(value for value, _ in squares) / total) ** 0.5)

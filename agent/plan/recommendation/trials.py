@@ -12,7 +12,7 @@ from mp_agent.plan.execution.training import Workload
 from mp_agent.plan.formats import BY_NAME
 from mp_agent.plan.recommendation.choose import LOST_MAX, ExponentCounts, initial_scale, kept_ratio
 from mp_agent.plan.recommendation.model import MatrixProduct
-from mp_agent.plan.recommendation.steps import MeasuredGradients, measure_outputs_rms
+from mp_agent.plan.recommendation.steps import MeasuredGradients
 from mp_agent.report.numbers import percent, scientific
 
 STALE_MAX = 0.1
@@ -124,16 +124,12 @@ class Trials:
             self.workload.batch(0),
             self.workload.loss,
             dtypes=[precision],
-            tolerance=self._tolerance(),
+            tolerance=self.tolerance,
             loss_scale=scale,
             search_trials=self.search_trials,
             progress=self.progress,
         )
         return report.candidates[0]
-
-    def _tolerance(self) -> float:
-        """Return the tolerance in the unit of the model's outputs."""
-        return max(self.tolerance * measure_outputs_rms(self.workload), 1e-30)
 
     def _judged(
         self, compared: CandidateComparison, scale: float | None, why: str

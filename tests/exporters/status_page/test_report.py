@@ -83,7 +83,10 @@ def stretched(every: float = 1.0) -> Any:
     """Return a run whose layers are measured a quarter as often as was set."""
     step = merged_step(900, layer_interval_steps=400.0, measuring_interval_steps=every)
     whole = with_view(latest=LatestValues(step=step, layer_interval_shortest_steps=100))
-    shares: tuple[dict[str, float], ...] = ({"host_overhead_ratio": 0.004, "device_overhead_ratio": 0.009}, {})
+    shares: tuple[dict[str, float], ...] = (
+        {"host_overhead_ratio": 0.004, "device_overhead_ratio": 0.009},
+        {},
+    )
     pairs = zip(whole.ranks, shares, strict=True)
     return replace(whole, ranks=[replace(rank, values=values) for rank, values in pairs])
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import mp_agent
-from mp_agent.plan.comparison.api import SEARCH_TRIALS, TOLERANCE
+from mp_agent.plan.comparison.api import SEARCH_TRIALS, TOLERANCE, compare
 from mp_agent.plan.formats import DEFAULT_NAMES
 from tests.agent.plan.comparison.planted import batch, chain
 
@@ -47,3 +47,32 @@ def test_a_function_of_model_and_batch_is_a_loss():
     )
     (found,) = report.candidates
     assert found.calls[-1].module == "(loss)" and found.reference_loss is not None
+
+
+def test_outputs_that_are_all_nan_are_said_to_be_so():
+    class Lost(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden: torch.Tensor = self.linear(x)
+            # 65504 is FP16's largest number.
+            return hidden * 1e30 - hidden * 1e30 if hidden.dtype == torch.float16 else hidden
+
+    report = compare(Lost(), torch.randn(3, 4), lambda m, x: m(x).float().mean(), dtypes=["fp16"])
+    verdict = report.candidates[0].verdict
+    assert not verdict.passed
+    assert "all of the model's outputs are NaN or Inf: there is nothing to compare" in (
+        verdict.reasons
+    )
+
+
+def test_a_reference_that_is_all_nan_lets_nothing_pass():
+    model = nn.Linear(4, 4)
+    model.bias.data.fill_(float("nan"))
+    report = compare(
+        model, torch.randn(3, 4), lambda m, x: m(x).nan_to_num().mean(), dtypes=["bf16"]
+    )
+    verdict = report.candidates[0].verdict
+    assert not verdict.passed and "outputs of the reference are NaN" in verdict.reasons[0]

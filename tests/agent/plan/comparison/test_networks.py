@@ -92,8 +92,8 @@ def test_a_precision_that_torch_cannot_compute_is_reported_with_its_reason():
 
 def test_what_is_kept_in_fp32_makes_llama_pass_in_fp8():
     model, batch, loss = made("llama")
-    report = compare(model, batch, loss, dtypes=["fp8-e4m3"], search_trials=25)
+    report = compare(model, batch, loss, dtypes=["fp8-e4m3"], tolerance=0.006, search_trials=25)
     (found,) = report.candidates
     assert not found.verdict.passed
     assert found.keep is not None and found.keep.found and found.keep.verdict is not None
-    assert found.keep.verdict.passed and found.keep.verdict.mean_abs < 1e-3
+    assert found.keep.verdict.passed and found.keep.verdict.relative < 0.006

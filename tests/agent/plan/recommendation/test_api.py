@@ -1,6 +1,7 @@
 """The public function: what it recommends for models with a known weakness."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,9 +9,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import mp_agent
+from mp_agent.catalog.guard import default_policies, with_defaults
 from mp_agent.errors import AdviceError, CompareError
 from mp_agent.plan.recommendation.api import LEARNING_RATE, SEARCH_TRIALS, STEPS, TOLERANCE
+from mp_agent.report.numbers import size
 from tests.agent.plan.comparison.planted import Overflowing, batch, chain
+from tests.agent.plan.evaluation.measured import overflowing_evaluation
 from tests.agent.plan.recommendation.models import odd_network
 
 
@@ -128,3 +132,90 @@ def test_a_model_that_cannot_be_copied_is_refused_like_by_the_comparison():
     model = nn.LazyLinear(4)
     with pytest.raises(CompareError, match="is not initialized"):
         recommend(model, torch.randn(2, 3))
+
+
+def test_compare_and_recommend_judge_a_healthy_model_in_bf16_alike():
+    model, given, loss = odd_network()
+    # Outputs of such a size differ by more than 0.001 from rounding alone.
+    model[-1].weight.data *= 10
+    assert mp_agent.compare_precision.__kwdefaults__["tolerance"] == TOLERANCE
+    for tolerance, taken in ((TOLERANCE, True), (1e-3, False)):
+        options = {"tolerance": tolerance, "search_trials": 0}
+        (compared,) = mp_agent.compare_precision(
+            model, given, loss, dtypes=["bf16-autocast"], progress=False, **options
+        ).candidates
+        assert compared.verdict.mean_abs > 1e-3
+        tried = recommend(model, given, loss, capability="8.0", **options).considered[0]
+        assert (tried.precision, tried.accepted) == ("bf16-autocast", taken)
+        assert compared.verdict.passed is taken
+        assert taken or tried.reason == "; ".join(compared.verdict.reasons)
+
+
+def test_a_plan_says_how_to_run_the_guard():
+    model, given, loss = odd_network()
+    found = recommend(model, given, loss, capability="8.0")
+    guard = found.plan.settings["guard"]
+    assert list(guard) == [*default_policies(), "request_checkpoint"]
+    with_defaults(guard)
+    assert f"mp_agent.init(guard={guard!r}" in found.code()
+    scaled = recommend(model, given, loss, capability="7.0")
+    guard = with_defaults(scaled.plan.settings["guard"])
+    floor = guard["raise_loss_scale"]["floor"]
+    assert 1.0 <= floor <= scaled.plan.loss_scale / 16 and "reset_loss_scale" in guard
+    (reason,) = (one for one in scaled.reasons if one.subject == "guard")
+    assert f"kept at {floor:g} or above" in reason.text
+
+
+def test_memory_that_is_there_limits_the_plan_or_refuses_it():
+    model, given, loss = odd_network()
+    free = recommend(model, given, loss, capability="8.0")
+    assert free.plan.precision == "bf16-autocast"
+    needed = free.memory_planned.total_bytes
+    options = {"capability": "8.0", "learning_rate": 0.1}
+    assert recommend(model, given, loss, memory_bytes=needed, **options).plan == (
+        recommend(model, given, loss, **options).plan
+    )
+    less = recommend(model, given, loss, memory_bytes=needed * 2 // 3, **options)
+    assert less.plan.precision == "bf16"
+    assert less.memory_planned.total_bytes <= needed * 2 // 3
+    reasons = {one.precision: one.reason for one in less.considered}
+    assert f"needs about {size(needed)}, and {size(needed * 2 // 3)} is" in reasons["bf16-autocast"]
+    with pytest.raises(AdviceError, match=r"memory: no plan fits: .*fp32: a training step needs"):
+        recommend(model, given, loss, memory_bytes=1000, **options)
+
+
+def test_what_was_measured_of_a_plan_changes_the_next_one_and_says_why():
+    model, given, loss = odd_network()
+    first = recommend(model, given, loss, capability="8.0")
+    broken = replace(overflowing_evaluation(), plan=first.plan, device="cuda")
+    noise = replace(broken, loss_difference_ratio=0.2, perturbed_difference_ratio=0.001)
+    found = recommend(model, given, loss, capability="8.0", evaluations=[noise])
+    assert found.plan.precision == "fp16-autocast"
+    assert found.considered[0].reason == (
+        "measured: the loss differs from that of FP32 by 20 % (bad), FP32 from itself by 0.10 %"
+    )
+    for harmless in (
+        replace(noise, perturbed_difference_ratio=0.15),
+        replace(noise, loss_difference_ratio=0.04),
+    ):
+        again = recommend(model, given, loss, capability="8.0", evaluations=[harmless])
+        assert again.plan.precision == "bf16-autocast"
+
+
+def test_bf16_is_advised_against_for_reinforcement_learning():
+    model, given, loss = odd_network()
+    found = recommend(model, given, loss, capability="8.0", reinforcement=True)
+    assert found.plan.precision == "fp16-autocast"
+    assert "24 times smaller" in found.considered[0].reason
+
+
+def test_the_second_moment_of_adam_can_move_in_bf16():
+    model, given, loss = odd_network()
+    options = {"goal": "memory", "capability": "8.0", "learning_rate": 0.1}
+    found = recommend(model, given, loss, **options)
+    assert found.plan.adam_beta2 == 0.95 and "betas=(0.9, 0.95)" in found.code()
+    moment = torch.ones(1, dtype=torch.bfloat16)
+    for beta2, moves in ((0.999, False), (found.plan.adam_beta2, True)):
+        after = moment.clone().mul_(beta2).addcmul_(moment, moment * 0, value=1 - beta2)
+        assert bool(after != moment) is moves
+    assert recommend(model, given, loss, capability="8.0").plan.adam_beta2 == 0.999
