@@ -9,10 +9,18 @@ import pytest
 from click.testing import CliRunner
 
 from mp_agent.cli import main
-from mp_agent.plan.precision_plan import PrecisionPlan
+from mp_agent.plan.precision_plan import PrecisionPlan, plan_of_json
 
 SCRIPT = """
+import torch
+from torch import nn
 from tests.agent.plan.recommendation.models import odd_network as make_model
+
+def weights_alone():
+    # The 16-bit copies of the weights are more than what activations save.
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    return model, (torch.randn(1, 64), torch.randn(1, 64)), nn.MSELoss()
 
 def many():
     model, (inputs, target), loss = make_model()
@@ -74,6 +82,27 @@ def test_a_target_that_is_required_decides_the_exit_code(script, tmp_path):
 def test_what_cannot_be_measured_is_named(script, arguments, message):
     done = run(*(one.format(script=script) for one in arguments))
     assert done.exit_code == 2 and message in done.output
+
+
+def test_a_plan_that_does_not_hold_gives_way_to_the_next_one(script, tmp_path):
+    path, found = tmp_path / "plan.json", tmp_path / "evaluation.json"
+    options = ("--goal", "memory", "--output", str(path), "--json")
+    document = json.loads(run(f"{script}:weights_alone", *options).stdout)
+    assert document["plan"]["precision"] == "fp32" and document["rejections"] == {}
+    (note,) = (one for one in document["notes"] if "recommended before" in one)
+    assert note.startswith("bf16-autocast was recommended before; measured: a peak of ")
+    assert plan_of_json(path.read_text()).precision == "fp32"
+
+    rejected = run(f"{script}:weights_alone", "--precision", "bf16-autocast", "--json").stdout
+    assert "memory" in json.loads(rejected)["rejections"]
+    found.write_text(rejected)
+    command = ["recommend", f"{script}:weights_alone", "--steps", "1", "--json", "--goal", "memory"]
+    for given, precision in (((), "bf16-autocast"), (("--evaluation", str(found)), "fp32")):
+        done = CliRunner().invoke(main, [*command, *given])
+        assert json.loads(done.stdout)["plan"]["precision"] == precision
+    found.write_text("{}")
+    done = CliRunner().invoke(main, [*command, "--evaluation", str(found)])
+    assert done.exit_code == 2 and f"{found}: is no evaluation" in done.output
 
 
 def test_asking_for_help_loads_no_torch():
