@@ -202,7 +202,7 @@ def parse_yaml_texts(text: str) -> Any:
 
 
 def limit_resources(*, niceness: int, cpu_seconds: int, memory_bytes: int) -> None:
-    """Leave the processors to a training beside it, and end this process if it takes too much."""
+    """Leave the processors to a training on the node, and end this process if it takes too much."""
     os.nice(niceness)
     for kind, wanted in (
         (resource.RLIMIT_CPU, cpu_seconds),

@@ -403,7 +403,7 @@ def _checked(number: int, point: _Point, looked: _Looked) -> CheckedPoint:
     if faults:
         remedies = [rules[one.code].remedy for one in findings] + [one.remedy for one in held]
         remedies += [point.remedy for one in seen if one.wrong]
-        # What check says where it finds nothing is not to be read beside what it has found.
+        # What check says where it finds nothing is not to be read together with what it has found.
         more = [one.text for one in seen if not one.wrong and one.text.startswith("run:")]
         verdict, evidence, advice = PointVerdict.WRONG, [*faults, *more], remedies
     elif seen:

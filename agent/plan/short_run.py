@@ -121,7 +121,7 @@ def _watch_models() -> None:
     from torch import nn
     from torch.nn.modules import module as hooks
 
-    import mp_agent
+    from mp_agent.probe import api
 
     depth = 0
 
@@ -146,7 +146,7 @@ def _watch_models() -> None:
     def watch(name: str, value: Any) -> None:
         if isinstance(value, torch.Tensor) and value.numel() > 1:
             dim = None if value.dim() < 2 else 1 if value.dim() == 4 else -1
-            mp_agent.watch_tensor(name, value, dim=dim if value.is_floating_point() else None)
+            api.watch_tensor(name, value, dim if value.is_floating_point() else None, False)
 
     hooks.register_module_forward_pre_hook(begins)
     hooks.register_module_forward_hook(ends, with_kwargs=True, always_call=True)

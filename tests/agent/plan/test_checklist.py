@@ -121,7 +121,7 @@ def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.slow
-def test_the_exit_status_tells_a_verdict_a_wrong_use_and_a_crash_apart(tmp_path):
+def test_the_exit_status_distinguishes_a_verdict_a_wrong_use_and_a_crash(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(HEALTHY.replace("    x =", "    assert step < 2, 'broken'\n    x ="))
     crashed = command("--json", str(script), "30")
