@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import mp_agent
 from mp_agent.catalog.guard import default_policies, with_defaults
 from mp_agent.errors import AdviceError, CompareError
-from mp_agent.plan.recommendation.api import LEARNING_RATE, SEARCH_TRIALS, STEPS, TOLERANCE
+from mp_agent.plan.comparison.api import compare
+from mp_agent.plan.comparison.model import TOLERANCE
+from mp_agent.plan.recommendation.api import LEARNING_RATE, SEARCH_TRIALS, STEPS
 from mp_agent.report.numbers import size
 from tests.agent.plan.comparison.planted import Overflowing, batch, chain
 from tests.agent.plan.evaluation.measured import overflowing_evaluation
@@ -137,15 +139,16 @@ def test_a_model_that_cannot_be_copied_is_refused_like_by_the_comparison():
 def test_compare_and_recommend_judge_a_healthy_model_in_bf16_alike():
     model, given, loss = odd_network()
     # Outputs of such a size differ by more than 0.001 from rounding alone.
-    model[-1].weight.data *= 10
-    assert mp_agent.compare_precision.__kwdefaults__["tolerance"] == TOLERANCE
+    with torch.no_grad():
+        for parameter in model[-1].parameters():
+            parameter.mul_(10)
     for tolerance, taken in ((TOLERANCE, True), (1e-3, False)):
-        options = {"tolerance": tolerance, "search_trials": 0}
-        (compared,) = mp_agent.compare_precision(
-            model, given, loss, dtypes=["bf16-autocast"], progress=False, **options
+        (compared,) = compare(
+            model, given, loss, dtypes=["bf16-autocast"], tolerance=tolerance, search_trials=0
         ).candidates
         assert compared.verdict.mean_abs > 1e-3
-        tried = recommend(model, given, loss, capability="8.0", **options).considered[0]
+        options = {"capability": "8.0", "tolerance": tolerance, "search_trials": 0}
+        tried = recommend(model, given, loss, **options).considered[0]
         assert (tried.precision, tried.accepted) == ("bf16-autocast", taken)
         assert compared.verdict.passed is taken
         assert taken or tried.reason == "; ".join(compared.verdict.reasons)
@@ -160,7 +163,8 @@ def test_a_plan_says_how_to_run_the_guard():
     assert f"mp_agent.init(guard={guard!r}" in found.code()
     scaled = recommend(model, given, loss, capability="7.0")
     guard = with_defaults(scaled.plan.settings["guard"])
-    floor = guard["raise_loss_scale"]["floor"]
+    floor = float(guard["raise_loss_scale"]["floor"])
+    assert scaled.plan.loss_scale is not None
     assert 1.0 <= floor <= scaled.plan.loss_scale / 16 and "reset_loss_scale" in guard
     (reason,) = (one for one in scaled.reasons if one.subject == "guard")
     assert f"kept at {floor:g} or above" in reason.text
