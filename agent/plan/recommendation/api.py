@@ -197,7 +197,7 @@ def _recommendation(
             PlanReason(
                 subject="clip norm", value="none" if clip is None else f"{clip:g}", text=clip_reason
             ),
-            PlanReason(subject="guard", value=", ".join(guard), text=guard_reason),
+            PlanReason(subject="guard", value="\n".join(guard), text=guard_reason),
         ),
         considered=considered,
         gradients=_gradient_facts(gradients, chosen.loss_scale),

@@ -1,6 +1,7 @@
 """A plan of precision as a report: texts, JSON, and Python to paste."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from mp_agent.plan.precision_plan import AUTOCAST, DEFAULT_BETA2, Environment, PrecisionPlan
@@ -58,8 +59,7 @@ def _lines(plan: PrecisionPlan) -> Iterator[str]:
         yield "import functools"
         yield ""
     yield from ("import torch", "", "import mp_agent", "")
-    arguments = ", ".join(f"{name}={value!r}" for name, value in plan.settings.items())
-    yield f"mp_agent.init({arguments})"
+    yield from _init(plan)
     yield from _products(plan)
     if plan.keep_fp32:
         yield _HELPERS
@@ -70,6 +70,21 @@ def _lines(plan: PrecisionPlan) -> Iterator[str]:
     yield from _prepare(plan, modules)
     yield from _optimizer(plan)
     yield from _step(plan)
+
+
+def _init(plan: PrecisionPlan) -> Iterator[str]:
+    if not plan.settings:
+        yield "mp_agent.init()"
+        return
+    yield "mp_agent.init("
+    for name, value in plan.settings.items():
+        if not isinstance(value, Mapping):
+            yield f"    {name}={value!r},"
+            continue
+        yield f"    {name}={{"
+        yield from (f"        {json.dumps(key)}: {one!r}," for key, one in value.items())
+        yield "    },"
+    yield ")"
 
 
 def _products(plan: PrecisionPlan) -> Iterator[str]:

@@ -58,5 +58,5 @@ def test_it_compiles_for_every_precision_on_cuda(precision):
     plan = PrecisionPlan(precision=precision, device="cuda", loss_scale=scale, settings=settings)
     code = code_of(plan)
     compile(code, "pasted.py", "exec")
-    assert "mp_agent.init(thresholds={'grad_norm_high': 500.0})" in code
+    assert 'mp_agent.init(\n    thresholds={\n        "grad_norm_high": 500.0,\n    },\n)' in code
     assert ("GradScaler" in code) == (scale is not None)
