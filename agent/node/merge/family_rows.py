@@ -16,7 +16,14 @@ from mp_agent.node.merge.coverage import (
     group_key,
 )
 from mp_agent.node.merge.schema_index import Indices as Places
-from mp_agent.records.columns import GRADIENTS, STATE, WEIGHTS, ColumnFamily, shows_reduction
+from mp_agent.records.columns import (
+    FEW_WEIGHTS,
+    GRADIENTS,
+    STATE,
+    WEIGHTS,
+    ColumnFamily,
+    shows_reduction,
+)
 from mp_agent.records.merged import Comparison, Reduction
 from mp_agent.records.reports import NodeRow, NodeShare, WeightSample
 from mp_agent.records.step_blocks import RowForm
@@ -201,6 +208,8 @@ class PlainParameters:
 
     gradients: Mapping[str, PlainRows]
     weights: Mapping[str, PlainRows]
+    few_weights: Mapping[str, PlainRows]
+    """Which show whether copies part, and nothing of who holds copies."""
 
     def teach(
         self, assumed: AssumedShares, *, alike_at_first: bool, wrapped: bool
@@ -330,16 +339,17 @@ class ReplicaDigests:
         equal_before = replicas is not None and replicas.agree
         reduction = self._reduction(plain, assumed, kept, step, equal_before=equal_before)
         gradients = list(self._rows.get(GRADIENTS, {}).values())
-        weights = plain.ballots(plain.weights, assumed)
+        weights = self._weights(
+            WEIGHTS,
+            plain.ballots(plain.weights, assumed),
+            () if layers is None else layers.parted_replicas(WEIGHTS),
+        )
+        if weights is None:
+            few = self._weights(FEW_WEIGHTS, plain.ballots(plain.few_weights, assumed))
+            weights = None if few is None or few.agree else few  # the others may still differ
         found = {
             GRADIENTS.name: None if step.skipped else _compare(gradients),
-            WEIGHTS.name: _compare(
-                [*self._rows.get(WEIGHTS, {}).values(), *(votes for _, votes in weights)],
-                (
-                    *(tensor_of(group) for group, votes in weights if len(votes) > 1),
-                    *(() if layers is None else layers.parted_replicas(WEIGHTS)),
-                ),
-            ),
+            WEIGHTS.name: weights,
             STATE.name: _compare_state(
                 layers, assumed, replicated=not step.any_split and plain.all_copied(assumed)
             ),
@@ -349,6 +359,18 @@ class ReplicaDigests:
         if reduction is not None and not reduction.reduced:
             found = {kind: _if_equal(own) for kind, own in found.items()}
         return {kind: own for kind, own in found.items() if own is not None}, reduction
+
+    def _weights(
+        self,
+        family: ColumnFamily,
+        plain: Sequence[tuple[str, Votes]],
+        tensors: Sequence[str] = (),
+    ) -> Comparison | None:
+        """Return how copies of weights compare; plain: of those that no wrapper explains."""
+        return _compare(
+            [*self._rows.get(family, {}).values(), *(votes for _, votes in plain)],
+            (*(tensor_of(group) for group, votes in plain if len(votes) > 1), *tensors),
+        )
 
     def _reduction(
         self,

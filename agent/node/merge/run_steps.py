@@ -27,6 +27,7 @@ from mp_agent.node.merge.step_blocks import AlikeSteps, BlockRows, Places, by_ki
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import (
     FAMILIES,
+    FEW_WEIGHTS,
     GRADIENTS,
     STEP_COLUMNS_BY_NAME,
     WEIGHTS,
@@ -164,7 +165,7 @@ class StepMerge:
         self._in_blocks.clear()
         values, of_run = self._step_values(), expected_shares.of_run
         replicas, reduction = self._replicas.compared(
-            PlainParameters(self._plain_rows(GRADIENTS), self._plain_rows(WEIGHTS)),
+            PlainParameters(*map(self._plain_rows, (GRADIENTS, WEIGHTS, FEW_WEIGHTS))),
             assumed,
             step=self._facts(values),
             layers=layers,

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.instruments.instrument import Instrument
-from mp_agent.probe.optimizers.measurement import Measurement
+from mp_agent.probe.optimizers.measurement import Measurement, few_elements
 from mp_agent.probe.optimizers.parameter_names import strip_wrappers
 from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, local_of
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
@@ -23,7 +23,7 @@ from mp_agent.probe.scalars import scalar_of
 from mp_agent.probe.statistics.pieces import send
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OpenStep, SampledRows
-from mp_agent.records.columns import STATE, WEIGHTS
+from mp_agent.records.columns import FEW_WEIGHTS, STATE, WEIGHTS, ColumnFamily
 from mp_agent.records.schema import Layer, Share
 from mp_agent.ring.interruptions import pass_on
 
@@ -31,6 +31,8 @@ log = logging.getLogger("mp_agent")
 
 _TENSORS_SAMPLED = 8
 _ELEMENTS_SAMPLED = 256
+_TENSORS_COMPARED = 32
+"""Of which a few elements are compared at once."""
 _LOOKED_AT = 1024
 """Elements of a tensor that show whether it is constant."""
 
@@ -72,6 +74,8 @@ class ReplicaEvidence(Instrument):
         if self._changes.are_recent(step.sequence, plans) or self._schedule.compares(step.sequence):
             self._weights.add(step, plans)
             self._state.add(step)
+        elif (number := self._schedule.compares_few(step.sequence)) is not None:
+            self._weights.add_few(step, plans, number)
 
 
 _CHANGES_APART_STEPS = 16
@@ -119,6 +123,13 @@ class WeightBits:
             if plan.label not in sampled.rows:
                 self._contain(partial(self._add, sampled, plan))
 
+    def add_few(self, step: OpenStep, plans: Sequence[MeasurementPlan], number: int) -> None:
+        """Add the bits of a few elements of some layers, other ones for each `number`."""
+        sampled = step.sampled.setdefault(FEW_WEIGHTS.name, SampledRows())
+        for plan in plans:
+            if plan.label not in sampled.rows:
+                self._contain(partial(self._add_few, sampled, plan, number))
+
     def add_sample(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
         """Add the bits of a few weights that other ranks may hold, where none may be reduced."""
         for plan in plans:
@@ -150,6 +161,25 @@ class WeightBits:
         sampled.rows[plan.label] = rows_LC
         sampled.totals[plan.label] = self._measurement.totals_of_layers(plan, rows_LC, WEIGHTS)
 
+    def _add_few(self, sampled: SampledRows, plan: MeasurementPlan, number: int) -> None:
+        apart = -(-len(plan.slots) // _TENSORS_COMPARED) or 1
+        parts = {
+            place: part
+            for place in range(number % apart, len(plan.slots), apart)
+            if _may_be_copied(plan.shares[plan.layers[place].share])
+            and (part := _few_weights(plan.slots[place])) is not None
+            and part.device == plan.device
+        }
+        if not parts:
+            return
+        digests_N = self._measurement.digests(plan.device, [*parts.values()])
+        found_NC = _rows(digests_N, [[part] for part in parts.values()], FEW_WEIGHTS)
+        rows_LC = found_NC.new_full((len(plan.layers), len(FEW_WEIGHTS.names)), torch.nan)
+        places_N = torch.tensor([*parts], device="cpu")
+        rows_LC[accelerator.sent(places_N, plan.device)] = found_NC
+        sampled.rows[plan.label] = rows_LC
+        sampled.totals[plan.label] = self._measurement.totals_of_layers(plan, rows_LC, FEW_WEIGHTS)
+
     def _add_sample(self, step: OpenStep, plan: MeasurementPlan) -> None:
         held = [
             part
@@ -180,7 +210,11 @@ class WeightBits:
             log.debug("the weights have no digest", exc_info=True)
 
 
-def _rows(digests_N: torch.Tensor, parts: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+def _rows(
+    digests_N: torch.Tensor,
+    parts: Sequence[Sequence[torch.Tensor]],
+    family: ColumnFamily = WEIGHTS,
+) -> torch.Tensor:
     """Return rows [N, C] of tensors that a wrapper shows to be copies, or not."""
     elements = np.array([sum(part.numel() for part in own) for own in parts], dtype=np.float64)
     columns = {
@@ -188,7 +222,12 @@ def _rows(digests_N: torch.Tensor, parts: Sequence[Sequence[torch.Tensor]]) -> t
         "varied": torch.full_like(digests_N, torch.nan),
         "elements": send(elements, digests_N.device),
     }
-    return torch.stack([columns[name] for name in WEIGHTS.names], dim=1)
+    return torch.stack([columns[name] for name in family.names], dim=1)
+
+
+def _few_weights(slot: LayerSlot) -> torch.Tensor | None:
+    """Return some elements of this rank's part of a layer's weights."""
+    return few_elements(slot.parameter.detach(), slot.part)
 
 
 def _part_weights(slot: LayerSlot) -> torch.Tensor | None:

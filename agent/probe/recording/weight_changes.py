@@ -1,7 +1,7 @@
 """Which parameters the optimizers' steps change.
 
-A few elements of some parameters are kept from one look to the next, where they are compared. What
-has a gradient, a learning rate and a step in between has changed by then.
+A few elements of some parameters are kept for some steps, and then compared. What has a gradient, a
+learning rate and a step in between has changed by then.
 """
 
 import weakref
@@ -51,10 +51,15 @@ class WeightChanges:
         self._names = NamesOnTheWay(traits, UNCHANGED)
 
     def compare(self, step: OpenStep) -> None:
-        """Add to a step how many of those of the last look have not changed since."""
-        self.looks.begin()
-        samples, self._samples = self._samples, []
+        """Add to a step how many of those that were kept last have not changed."""
         self._names.note()
+        if self._samples:
+            self.looks.begin()
+            samples, self._samples = self._samples, []
+            self._add_verdicts(step, samples)
+            self.looks.end(step.sequence)
+
+    def _add_verdicts(self, step: OpenStep, samples: Sequence["_Sample"]) -> None:
         found = [(each, each.verdict()) for each in samples if each.is_due and each.is_there()]
         if not found:
             return
@@ -70,7 +75,8 @@ class WeightChanges:
         self._names.send(names, together)
 
     def sample(self, step: OpenStep, plans: Sequence[tuple[MeasurementPlan, Scalar]]) -> None:
-        """Keep elements of the parameters whose gradients were measured, for the next look."""
+        """Keep elements of the parameters whose gradients were measured, to compare them soon."""
+        self.looks.begin()
         watched = {each.label: each for each in self._registry.known if not each.managed}
         for plan, inverse_scale in plans:
             if plan.of_run and plan.view is None and plan.label in watched:
@@ -78,7 +84,7 @@ class WeightChanges:
                 if sample is not None:
                     self._samples.append(sample)
         self._taken += 1
-        self.looks.end(step.sequence)
+        self.looks.end(step.sequence, soon=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, inf, isfinite, isnan, log2, sqrt
+from math import ceil, isfinite, isnan, log2, sqrt
 from time import perf_counter
 
 import numpy as np
@@ -224,6 +224,7 @@ class DenseSampling:
         return self._begin <= sequence <= self._end and sequence > self._settled
 
 
+_FEW_INTERVAL = 32
 _EARLY_STEPS = 100
 _EARLY_INTERVAL = 10
 _TROUBLE_STEPS_IN_A_ROW = 3
@@ -295,6 +296,14 @@ class LayerSchedule:
         Of the second step, so that what the first one did wrong is found at once.
         """
         return sequence == 2 or self.due(sequence)
+
+    def compares_few(self, sequence: int) -> int | None:
+        """Return the number of the look at a few weights on step `sequence`, None without one.
+
+        It finds within `_FEW_INTERVAL` steps what parts whole models.
+        """
+        number, rest = divmod(sequence, _FEW_INTERVAL * self.budget.layer_factor)
+        return None if rest or self.compares(sequence) else number
 
     def note_step(
         self, sequence: int, scalars: Mapping[str, float], totals_GC: FloatArray | None
@@ -381,13 +390,16 @@ _SOON_STEPS = 9
 class Looks:
     """Says on which steps to look at something next, by what looking has cost.
 
-    due: the next step on which to look: the first and the tenth, and then one in 32 or more.
+    due: the next step on which to look: the first and the tenth, and then one in 32 or more. A look
+    that is to be followed up soon and the one that does so cost as much as one.
     """
 
     def __init__(self) -> None:
         self.due = 1
         self._begun_seconds = 0.0
-        self._cost_seconds = inf
+        self._spent_seconds = 0.0
+        """What the looks have taken that were to be followed up."""
+        self._cost_seconds = 0.0  # the first look costs more than those that follow
         self._last: tuple[int, float] | None = None
         """Number of the step of the last look, and when that ended."""
 
@@ -397,12 +409,14 @@ class Looks:
 
     def end(self, sequence: int, *, soon: bool = False) -> None:
         """Note that a look of step `sequence` has ended; soon: the next one is to follow it up."""
-        now_seconds, before_seconds = perf_counter(), self._cost_seconds
-        self._cost_seconds = now_seconds - self._begun_seconds
+        now_seconds = perf_counter()
+        self._spent_seconds += now_seconds - self._begun_seconds
         apart_steps = _LOOKS_APART_STEPS
         if self._last is None or soon:
             apart_steps = _SOON_STEPS
         else:
+            before_seconds, self._cost_seconds = self._cost_seconds, self._spent_seconds
+            self._spent_seconds = 0.0
             steps, seconds = sequence - self._last[0], self._begun_seconds - self._last[1]
             allowed = max(_LOOKS_SHARE * seconds / max(steps, 1), _LOOKS_SECONDS_PER_STEP)
             # Of two, since a single one may have been interrupted.

@@ -15,6 +15,7 @@ from math import isnan
 
 from mp_agent.records.columns.column import Column, ColumnFamily, Tier, Unscaling
 from mp_agent.records.columns.gradients import (
+    FEW_WEIGHTS,
     GRADIENT_COLUMNS,
     GRADIENTS,
     OPTIMIZER,
@@ -77,6 +78,7 @@ __all__ = [
     "DISTRIBUTION",
     "EXPONENTS",
     "FAMILIES",
+    "FEW_WEIGHTS",
     "FP8",
     "GRADIENTS",
     "GRADIENTS_ADD_UP",
@@ -129,6 +131,7 @@ FAMILIES: tuple[ColumnFamily, ...] = (
     LOGPROBS,
     TENSORS,
     WEIGHTS,
+    FEW_WEIGHTS,
     STATE,
 )
 """All of them. When there are too many series, the layers of the last family give way first."""

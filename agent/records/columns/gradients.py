@@ -152,6 +152,21 @@ WEIGHTS = ColumnFamily(
 )
 """Sums over layers stay exact in a float64 up to 2^21 layers."""
 
+FEW_WEIGHTS = ColumnFamily(
+    name="few_weights",
+    row="a few elements of some parameters, before the optimizer's step",
+    columns=(
+        sampled("bits", Algebra.SUM, "their bits, as integers of 32 bits, summed modulo 2^32"),
+        sampled("elements", Algebra.SUM, "elements looked at"),
+    ),
+    key="bits",
+    required=("bits", "elements"),
+    size="elements",
+    compares_replicas=True,
+    compared_only=True,
+)
+"""On steps on which the weights are not looked at; other ones each time, of all ranks alike."""
+
 STATE = ColumnFamily(
     name="state",
     row="elements of what a checkpoint holds and no optimizer steps: frozen parameters, buffers",

@@ -9,7 +9,7 @@ import pytest
 from mp_agent.node.merge.coverage import AssumedShares
 from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.merge.node_steps import RankStep
-from mp_agent.records.columns import GRADIENTS, STATE, WEIGHTS
+from mp_agent.records.columns import FEW_WEIGHTS, GRADIENTS, STATE, WEIGHTS
 from mp_agent.records.merged import Comparison
 from mp_agent.records.schema import Share, family_columns
 from tests.agent.node.builders import gradient_row, make_record, make_schema
@@ -20,10 +20,20 @@ NAN = float("nan")
 
 
 def rank_step(
-    rank: int, share: Share, bits: float = NAN, *, varied: float = NAN, **row: float
+    rank: int,
+    share: Share,
+    bits: float = NAN,
+    *,
+    varied: float = NAN,
+    few: float = NAN,
+    **row: float,
 ) -> RankStep:
-    """Return a rank's step: bits of its weights, if they were looked at, and its gradients."""
-    schema = dataclasses.replace(make_schema(share), families=family_columns((GRADIENTS, WEIGHTS)))
+    """Return a rank's step: bits of its weights, if they were looked at, and its gradients.
+
+    few: bits of a few of its weights.
+    """
+    families = family_columns((GRADIENTS, WEIGHTS, FEW_WEIGHTS))
+    schema = dataclasses.replace(make_schema(share), families=families)
     names = ("skipped", "gradients_reduced", "weight_sample", "loss")
     values = {name: row.pop(name) for name in names if name in row}
     gradients = {"elements": 4.0, "abs_max": 9.0, **row}
@@ -31,6 +41,9 @@ def rank_step(
     if not isnan(bits):
         weights = np.array([[bits, varied, 4.0]])
         record = dataclasses.replace(record, families={**record.families, WEIGHTS.name: weights})
+    if not isnan(few):
+        found = {FEW_WEIGHTS.name: np.array([[few, 4.0]])}
+        record = dataclasses.replace(record, families={**record.families, **found})
     return RankStep(rank, schema, record)
 
 
@@ -146,6 +159,55 @@ class TestWeights:
     def test_of_independent_models_are_never_compared(self):
         share = plain("weight")
         steps = [rank_step(r, share, bits=float(r), sum_squares=1.0 + r) for r in range(3)]
+        assert merge_nodes([steps]).replicas == {}
+
+
+class TestFewWeights:
+    def seen(self, few: list[float], bits: list[float], share=None, assumed=None, **row: float):
+        steps = [
+            rank_step(r, share or ddp(r, 3), b, few=f, **{"sum_squares": 1.0, **row})
+            for r, (f, b) in enumerate(zip(few, bits, strict=True))
+        ]
+        found = merge_nodes([steps[:1], steps[1:]], assumed=assumed or AssumedShares())
+        return found.replicas.get("weights")
+
+    def test_that_differ_show_that_replicas_part(self):
+        found = self.seen([7.0, 8.0, 7.0], [NAN] * 3)
+        assert found == Comparison(agree=False, minority_ranks=(1,))
+
+    def test_that_are_equal_say_nothing_of_the_others(self):
+        assert self.seen([7.0] * 3, [NAN] * 3) is None
+
+    def test_count_less_than_all_weights_where_those_were_looked_at(self):
+        assert self.seen([7.0, 8.0, 7.0], [1.0] * 3) == AGREE
+
+    def test_of_other_shards_are_not_compared(self):
+        steps = [
+            rank_step(r, Share(group="fsdp", shard_index=r, shard_count=3), few=float(r))
+            for r in range(3)
+        ]
+        assert merge_nodes([steps]).replicas == {}
+
+    def test_of_plain_parameters_count_once_those_are_known_to_be_copies(self):
+        share, assumed = plain("weight"), AssumedShares()
+        steps = [rank_step(r, share, few=7.0 + r, sum_squares=1.0 + r) for r in range(3)]
+        assert merge_nodes([steps], assumed=assumed).replicas == {}
+        assert self.seen([NAN] * 3, [7.0] * 3, share, assumed) == AGREE
+        found = self.seen([7.0, 8.0, 7.0], [NAN] * 3, share, assumed)
+        assert found == Comparison(agree=False, minority_ranks=(1,), tensors=("weight",))
+
+    def test_show_no_copies_by_themselves(self):
+        assumed = AssumedShares()
+        for few in (7.0, 8.0):
+            steps = [rank_step(r, plain("weight"), few=few, sum_squares=1.0 + r) for r in range(2)]
+            merge_nodes([steps], assumed=assumed)
+        assert assumed.copies.get("unwrapped 1234 weight", []) == []
+
+    def test_of_replicas_that_step_with_their_own_gradients_are_not_compared(self):
+        steps = [
+            rank_step(r, ddp(r, 3), few=float(r), sum_squares=4.0 + r, gradients_reduced=0.0)
+            for r in range(3)
+        ]
         assert merge_nodes([steps]).replicas == {}
 
 
