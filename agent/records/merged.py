@@ -279,3 +279,7 @@ class StepTransition:
     """Whether the learning rate was far above all previous ones, or proved to have been."""
     rate_jump_step: int | None = None
     """The trainer's step of the last such rate; None before one."""
+    rate_fell: bool = False
+    """Whether the learning rate has fallen to next to nothing within some steps, and stayed."""
+    rate_fall_step: int | None = None
+    """The trainer's step since which it was so last; None before."""

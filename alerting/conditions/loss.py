@@ -63,6 +63,58 @@ LEARNING_RATE_JUMP = Condition(
 )
 
 
+_FALLS = Count(metric=training.LEARNING_RATE_FALLS, window=duration("incident_window"))
+
+
+LEARNING_RATE_FALLEN = Condition(
+    name="MpAgentLearningRateFallen",
+    summary="Within some steps the learning rate has fallen to next to nothing.",
+    meaning="The steps since then change the weights by a thousandth of what they did, or less: "
+    "the run goes on and hardly learns.",
+    confirm="Plot mp_agent_learning_rate from the first step on, with mp_agent_loss.",
+    remedies=(
+        "Check the unit of the schedule: one made for epochs is to be stepped once per epoch, and "
+        "one for steps needs their number in this job, not in another.",
+        "Start again, or resume from a checkpoint from before the fall, with the schedule and the "
+        "rate that were meant.",
+    ),
+    why="A schedule falls over the length of a run. One that has nearly ended after some steps, "
+    "while the run goes on, nearly always counts in another unit than it was made for.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=happened(_FALLS),
+            description="The learning rate of run {run} has fallen, within 64 steps, to less than "
+            "<learning_rate_fall> of what it was, and the run goes on.",
+            reason="No delay: the learning rate is known exactly, and stayed so low for 16 steps.",
+        ),
+    ),
+    quiet=("a schedule that ends with the run",),
+    needs=((Quantity.LEARNING_RATE,),),
+    guidance=Guidance(
+        harm="Nothing breaks, but computing time is wasted from here on: look before the run has "
+        "gone on for long.",
+        query='increase(mp_agent_learning_rate_falls_total{run="RUN"}[15m])',
+        reading="The number of such falls; plot mp_agent_learning_rate to see when it fell, and by "
+        "which steps.",
+        causes=(
+            "A schedule for epochs, such as StepLR or ExponentialLR, is stepped after every batch.",
+            "The schedule was given the number of steps of another job, of one epoch, or of one "
+            "rank's share.",
+            "Several schedules, or several calls per step, multiply the rate.",
+            "ReduceLROnPlateau is stepped after every batch, and takes the noise of single batches "
+            "for a plateau.",
+        ),
+        false_positives=(
+            "Training on the whole data set at once, where a step is an epoch, with a schedule of "
+            "less than 64 epochs.",
+        ),
+        samples=("smaller_learning_rate",),
+        panels=(panels.LEARNING_RATE, panels.LOSS),
+    ),
+)
+
+
 _TREND = Series(metric=training.LOSS_TREND)
 _RISING = Series(metric=training.LOSS_RISING_STEPS)
 _LOST = Series(metric=training.LOSS_LOST_STEPS)
@@ -110,6 +162,7 @@ LOSS_DIVERGING = Condition(
                 Compare(_RISING, ">=", limit("loss_rising_steps")),
             ),
             keep=duration("diverging_keep"),
+            counted=_RISING,
             description="The loss of run {run} has risen by {value|number} deviations from one "
             "long window to the next.",
             reason="The windows are long; the condition requires loss_rising_steps losses above "
@@ -235,4 +288,5 @@ CONDITIONS = (
     LOSS_SPIKE,
     LOSS_DIVERGING,
     LEARNING_RATE_JUMP,
+    LEARNING_RATE_FALLEN,
 )

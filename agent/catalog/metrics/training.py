@@ -322,6 +322,16 @@ LEARNING_RATE_JUMPS = counter(
     count=lambda change: float(change.rate_jumped),
     evidence_step=lambda change: change.rate_jump_step,
 )
+LEARNING_RATE_FALLS = counter(
+    "mp_agent.learning_rate.falls",
+    "{fall}",
+    thresholds=("learning_rate_fall",),
+    help="Falls of the learning rate, within 64 steps, to less than learning_rate_fall of what it "
+    "was, where it stayed above 0 for 16 steps. A fall to a 20th or less within one step begins "
+    "another schedule.",
+    count=lambda change: float(change.rate_fell),
+    evidence_step=lambda change: change.rate_fall_step,
+)
 LOOP_MISTAKE_STEPS = gauge(
     "mp_agent.loop.mistake.steps",
     "{step}",
@@ -363,6 +373,7 @@ LEARNING_METRICS = (
     GRAD_NONFINITE_REPEATED,
     GRAD_NONFINITE_REPLACED,
     LEARNING_RATE_JUMPS,
+    LEARNING_RATE_FALLS,
 )
 
 

@@ -238,6 +238,45 @@ class LearningTracker(Tracker):
             self.restarted_steps = known + 1
 
 
+_FALL_STEPS = 64
+"""Steps within which a schedule that was meant so does not fall to next to nothing and go on."""
+_FALLEN_STEPS = 16
+"""Steps at such a rate: of those schedules that end at 0 within so few steps, cosine and straight
+ones have at most two, and a cubic one has six."""
+_OTHER_SCHEDULE = 20.0
+"""Factor by which a rate that falls at once belongs to another schedule, as after a search."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RateFall(Tracker):
+    """Finds a learning rate that falls to next to nothing within some steps, and stays there."""
+
+    rates: list[float] = field(default_factory=list)
+    """The last ones."""
+    low_steps: int = 0
+    """Consecutive steps with a rate of next to nothing, compared with these."""
+    begin_step: int | None = None
+    """The trainer's step of the first of them."""
+    found: bool = False
+    """Whether the last step is the one from which that counts."""
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Account for a closed step; a rate of 0 is another matter."""
+        rate, self.found = step.get("learning_rate"), False
+        if not rate:
+            self.low_steps = 0
+            return
+        if self.rates and rate < self.rates[-1] / _OTHER_SCHEDULE:
+            self.rates = []
+        self.rates = [*self.rates[1 - _FALL_STEPS :], rate]
+        if rate < context.thresholds["learning_rate_fall"] * max(self.rates):
+            self.low_steps += 1
+            self.begin_step = step.step if self.low_steps == 1 else self.begin_step
+            self.found = self.low_steps == _FALLEN_STEPS
+        else:
+            self.low_steps = 0
+
+
 MISTAKES: Mapping[str, str] = {
     GRADIENTS_ADD_UP: "gradients add up",
     BACKWARDS_DISCARDED: "gradients discarded",

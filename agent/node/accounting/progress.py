@@ -21,7 +21,12 @@ from mp_agent.node.accounting.instruments import (
 )
 from mp_agent.node.accounting.latest import LatestStep, OptimizerTracker, ReplicaTracker
 from mp_agent.node.accounting.layer_health import LayerHealth
-from mp_agent.node.accounting.learning import LearningTracker, LoopTracker, ParameterTracker
+from mp_agent.node.accounting.learning import (
+    LearningTracker,
+    LoopTracker,
+    ParameterTracker,
+    RateFall,
+)
 from mp_agent.node.accounting.levels import NormGrowthTracker, RelapseTracker
 from mp_agent.node.accounting.loss import LossTracker
 from mp_agent.node.accounting.loss_scale import FloorSkips, LossScaleTracker, Misreadings
@@ -49,6 +54,7 @@ class Progress:
 
     incident: IncidentTracker = field(default_factory=IncidentTracker)
     learning: LearningTracker = field(default_factory=LearningTracker)
+    rate_fall: RateFall = field(default_factory=RateFall)
     loop: LoopTracker = field(default_factory=LoopTracker)
     misreadings: Misreadings = field(default_factory=Misreadings)
     norms: NormTracker = field(default_factory=NormTracker)
@@ -148,6 +154,8 @@ class Progress:
             nonfinite_gradient_steps=self.learning.nonfinite_steps,
             rate_jumped=self.learning.rate_jumped,
             rate_jump_step=self.learning.rate_jump_step,
+            rate_fell=self.rate_fall.found,
+            rate_fall_step=self.rate_fall.begin_step,
         )
 
     def next_attempt(self) -> "Progress":

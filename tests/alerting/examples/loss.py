@@ -140,6 +140,24 @@ _WARM_UP = Example(
     tracks=(Track(training.LEARNING_RATE_JUMPS, (0,)),),
 )
 
+_FALL = Example(
+    title="a schedule for epochs that is stepped at every batch",
+    minutes=26,
+    tracks=(Track(training.LEARNING_RATE_FALLS, (*flat(0, 10), 1)),),
+    fires={
+        Severity.WARNING: "The learning rate of run demo has fallen, within 64 steps, to less than "
+        "<learning_rate_fall> of what it was, and the run goes on."
+    },
+    at=12,
+    not_yet=(9, 25),
+)
+
+_DECAY = Example(
+    title="a schedule that ends with the run",
+    minutes=12,
+    tracks=(Track(training.LEARNING_RATE_FALLS, (0,)),),
+)
+
 
 EXAMPLES = {
     "MpAgentLossSpike": Examples(
@@ -154,4 +172,5 @@ EXAMPLES = {
         firing=(_JUMP,),
         quiet=(_WARM_UP,),
     ),
+    "MpAgentLearningRateFallen": Examples(firing=(_FALL,), quiet=(_DECAY,)),
 }
