@@ -1,5 +1,7 @@
 """Learning rates that jump, and those whose warm-up was at a constant one."""
 
+from collections.abc import Iterable
+from math import cos, pi
 from random import Random
 
 import pytest
@@ -202,3 +204,45 @@ def test_only_samples_count_for_autocast_without_effect(account: Accumulator) ->
     assert account.progress.loop.view().fp32_samples == 2
     mistakes(account, 1, autocast_fp32_share=0.5)
     assert account.progress.loop.view().fp32_samples == 0
+
+
+def falls(account: Accumulator, rates: Iterable[float]) -> list[tuple[int, int | None]]:
+    """Return on which steps a fall of the rate is found, each with the step that it began at."""
+    found = []
+    for rate in rates:
+        number = (last_of(account) or 0) + 1
+        account.fold_step(merged_step(number, loss=2.0, learning_rate=rate))
+        fall = account.progress.rate_fall
+        found += [(number, fall.begin_step)] if fall.found else []
+    return found
+
+
+def test_a_rate_that_halves_at_every_step_has_fallen(account: Accumulator) -> None:
+    assert falls(account, (0.1 * 0.5**step for step in range(200))) == [(26, 11)]
+
+
+def test_one_that_falls_tenfold_every_ten_steps_has_fallen(account: Accumulator) -> None:
+    [(found, begin)] = falls(account, (0.1 * 0.1 ** (step // 10) for step in range(100)))
+    assert begin is not None
+    assert begin <= 41
+    assert found == begin + 15
+
+
+@pytest.mark.parametrize("steps", [40, 64, 100, 400])
+@pytest.mark.parametrize("power", [1.0, 2.0, 3.0])
+def test_schedules_that_end_with_the_run_have_not(
+    account: Accumulator, steps: int, power: float
+) -> None:
+    cosine = [0.1 * (1 + cos(pi * step / steps)) / 2 for step in range(steps + 100)]
+    straight = [0.1 * max(0.0, 1 - step / steps) ** power for step in range(steps + 100)]
+    assert falls(account, cosine[: steps + 1]) == []
+    assert falls(account, straight) == []
+
+
+def test_nor_has_the_rate_of_a_training_after_a_search_for_one(account: Accumulator) -> None:
+    search = [1e-7 * 1.3**step for step in range(70)]
+    assert falls(account, [*search, *[1e-3] * 100]) == []
+
+
+def test_a_rate_of_0_is_another_matter(account: Accumulator) -> None:
+    assert falls(account, [0.1] * 10 + [0.0] * 200) == []
