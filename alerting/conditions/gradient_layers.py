@@ -3,7 +3,7 @@
 from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above, less_below
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import happened, sustained
+from mp_agent.alerting.conditions.guards import happened, sustained, sustained_steps
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions.terms import (
     Compare,
@@ -54,6 +54,7 @@ GRADIENT_UNDERFLOW = Condition(
             description="The gradients of {value|percent} of the layers of run {run} have far more "
             "zeros than at the start, or lie below FP16's smallest number."
             "{mp_agent_underflowing_layer_info| Among them: |layer}",
+            counted=sustained_steps("underflow_layers"),
             reason="No delay: it takes all samples of sustained_steps steps, because a single "
             "batch can be unusual; the alert lasts beyond some samples, between which the layers "
             "vary.",
@@ -251,7 +252,7 @@ LAYERS_WITHOUT_GRADIENT = Condition(
             severity=Severity.WARNING,
             when=_MOST,
             description=_LAYERS_WITHOUT_GRADIENT_TEXT,
-            reason="No delay: the metric already requires untrained_steps steps.",
+            reason="No delay: the metric already requires without_gradient_steps steps.",
         ),
         Level(
             severity=Severity.INFO,

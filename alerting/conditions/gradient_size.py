@@ -3,7 +3,13 @@
 from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above, less_below
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import happened, loss_falling, sustained, unjudgeable
+from mp_agent.alerting.conditions.guards import (
+    happened,
+    loss_falling,
+    sustained,
+    sustained_steps,
+    unjudgeable,
+)
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions.terms import (
     Compare,
@@ -326,6 +332,7 @@ GRADIENT_AT_FLOOR = Condition(
             when=sustained("fp16_floor"),
             description="The smallest gradients of run {run} lie at FP16's smallest number, and "
             "some layers have far more zeros than at the start: what was smaller was lost.",
+            counted=sustained_steps("fp16_floor"),
             reason="No delay: all samples of sustained_steps steps must see it, since a batch can "
             "be odd.",
         ),
@@ -382,6 +389,7 @@ HEADROOM_VANISHING = Condition(
             ),
             description="No loss scale suits run {run} any more: {value|percent} of the gradients "
             "are lost below FP16's smallest number, and the next doubling of the scale overflows.",
+            counted=sustained_steps("fp16_flushed"),
             reason="No delay: it takes all samples of sustained_steps steps, because a single "
             "batch can be unusual.",
         ),

@@ -97,9 +97,12 @@ def loss_falling() -> Predicate:
 
 def sustained(name: str) -> Predicate:
     """Return whether all samples of a while were beyond a limit."""
-    where = (Where("limit", "=", name),)
-    steps = Series(metric=gradient_layers.SUSTAINED_STEPS, where=where)
-    return Compare(steps, ">=", limit("sustained_steps"))
+    return Compare(sustained_steps(name), ">=", limit("sustained_steps"))
+
+
+def sustained_steps(name: str) -> Series:
+    """Return for how many steps all samples have been beyond a limit."""
+    return Series(metric=gradient_layers.SUSTAINED_STEPS, where=(Where("limit", "=", name),))
 
 
 def active() -> Compare:

@@ -168,6 +168,7 @@ LOSS_SCALE_FAR_BELOW_INITIAL = Condition(
                 ),
             ),
             keep=duration("loss_scale_keep"),
+            counted=_steps("loss_scale_share_of_initial"),
             description="The loss scale of run {run} has fallen to {value|number}, less than "
             "<loss_scale_share_of_initial> of its initial value, for "
             "<loss_scale_share_of_initial_steps> steps or more.",
@@ -230,6 +231,7 @@ LOSS_SCALE_LOW = Condition(
             when=_below("loss_scale_very_low"),
             keep=duration("loss_scale_keep"),
             description=_description("loss_scale_very_low"),
+            counted=_steps("loss_scale_very_low"),
             reason="A scale halves and recovers by design; only a scale that stays low is a "
             "problem, and a single increase does not end the alert.",
         ),
@@ -238,6 +240,7 @@ LOSS_SCALE_LOW = Condition(
             when=_below("loss_scale_reduced"),
             keep=duration("loss_scale_keep"),
             description=_description("loss_scale_reduced"),
+            counted=_steps("loss_scale_reduced"),
             reason="As for the warning, over more steps because it is less severe.",
         ),
     ),
@@ -300,6 +303,7 @@ LOSS_SCALE_LOW_AND_FALLING = Condition(
             reason="No delay: it takes loss_scale_low_steps steps, which a run that hung "
             "during the fall does not make; the alert lasts beyond pauses between two overflows.",
             description=_DESCRIPTION,
+            counted=_steps("loss_scale_low"),
         ),
     ),
     quiet=(

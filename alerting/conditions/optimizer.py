@@ -3,7 +3,7 @@
 from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.conditions.guards import happened, sustained
+from mp_agent.alerting.conditions.guards import happened, sustained, sustained_steps
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions.terms import (
     Compare,
@@ -63,6 +63,7 @@ ADAM_EPSILON_UNSAFE = Condition(
             ),
             description="Adam's epsilon does not suit the second moments of run {run}: it is "
             "either above the root of most of them, or below the smallest number of their format.",
+            counted=sustained_steps("adam_below_epsilon"),
             reason="No delay: second moments below epsilon take all samples of sustained_steps "
             "steps, since the first gradients can be tiny.",
         ),
@@ -184,6 +185,7 @@ UPDATES_LOST = Condition(
             ),
             description="{value|percent} of the updates of 16-bit weights in run {run} do not "
             "change the weight: they are smaller than half the spacing of its format.",
+            counted=sustained_steps("updates_lost"),
             reason="No delay: it takes all samples of sustained_steps steps, more than the first "
             "steps of a warm-up.",
         ),

@@ -24,9 +24,13 @@ from mp_agent.catalog.metrics import reinforcement, tensors
 
 def _lasting(signal: Series, name: str) -> Joined:
     """Return in which tensors all samples of a while are beyond a limit."""
+    lasting = Compare(_steps(name), ">=", limit("sustained_steps"))
+    return all_of(Compare(signal, ">", limit(name)), lasting)
+
+
+def _steps(name: str) -> Series:
     where = (Where("limit", "=", name),)
-    steps = Series(metric=tensors.TENSOR_SUSTAINED_STEPS, where=where, keep=("tensor",))
-    return all_of(Compare(signal, ">", limit(name)), Compare(steps, ">=", limit("sustained_steps")))
+    return Series(metric=tensors.TENSOR_SUSTAINED_STEPS, where=where, keep=("tensor",))
 
 
 _IMBALANCE = Series(metric=tensors.TENSOR_SLICE_IMBALANCE, keep=("tensor",))
@@ -54,6 +58,7 @@ DIMENSION_IMBALANCE = Condition(
             description="In tensor {tensor} of run {run}, the largest range of a slice along the "
             "watched dimension is {value|number} times the smallest."
             "{mp_agent_imbalanced_tensor_info| Worst of all is |tensor slice}",
+            counted=_steps("dimension_imbalance"),
             reason="No delay: it takes all samples of sustained_steps steps, which spares a single "
             "unusual batch.",
         ),
@@ -109,6 +114,7 @@ REDUCTION_SWALLOWS = Condition(
             description="A sum of tensor {tensor} of run {run} in its own dtype loses "
             "{value|percent} of the terms: they are smaller than half the spacing of the format at "
             "the sum.",
+            counted=_steps("reduction_swallowed"),
             reason="No delay: it takes all samples of sustained_steps steps, which spares a single "
             "unusual batch.",
         ),

@@ -9,6 +9,7 @@ from mp_agent.alerting.conditions import CONDITIONS, GROUPS, Condition
 from mp_agent.alerting.descriptions import LabelMark
 from mp_agent.alerting.durations import DURATIONS, Duration
 from mp_agent.alerting.expressions.terms import (
+    Compare,
     Count,
     Expression,
     Length,
@@ -50,6 +51,7 @@ _SEVERITIES = {
     "MpAgentLeftInEvaluation": (_W,),
     "MpAgentAutocastWithoutEffect": (_W,),
     "MpAgentLearningRateJump": (_W,),
+    "MpAgentLearningRateFallen": (_W,),
     "MpAgentRunRestarting": (_C,),
     "MpAgentPrecisionLint": (_I,),
     "MpAgentLossScaleAtFloor": (_C,),
@@ -115,8 +117,7 @@ _LIMITS: dict[tuple[str, Severity], set[float]] = {
 """Numbers that a level must compare against, by its severity."""
 
 _COUNTED = {
-    "unreduced_steps": 64,
-    "untrained_steps": 64.0,
+    "unreduced_steps": 32,
     "autocast_fp32_share": 0.5,
     "grad_norm_high": 100,
     "grad_norm_extreme": 1000,
@@ -127,6 +128,8 @@ _COUNTED = {
     "layer_fall": 0.001,
     "layer_growth": 100,
     "learning_rate_jump": 10,
+    "learning_rate_fall": 0.001,
+    "without_gradient_steps": 48,
     "loss_lost_steps": 64,
     "loss_growth": 2,
     "loss_spike_noisy_deviations": 12,
@@ -313,3 +316,18 @@ def test_also_names_existing_alerts_and_severities() -> None:
         for example in examples_of(condition).all:
             for name, severities in example.also.items():
                 assert set(severities) <= set(_SEVERITIES[name])
+
+
+def test_what_takes_so_many_steps_in_a_row_began_with_the_first_of_them() -> None:
+    for condition, level in ((each, level) for each in CONDITIONS for level in each.levels):
+        counted = [
+            node.left.metric.name
+            for node in walk(level.when)
+            if isinstance(node, Compare)
+            and node.operator == ">="
+            and isinstance(node.left, Series)
+            and isinstance(node.right, Limit)
+            and node.left.metric.unit == node.right.threshold.unit == "{step}"
+        ]
+        known = level.counts_steps or level.counted is not None
+        assert known or not counted, f"{condition.name} {level.severity}: {counted}"

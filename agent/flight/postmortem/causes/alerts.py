@@ -228,14 +228,14 @@ _GAP_STEPS = 50
 
 
 def _fall(case: Case, sequence: int) -> list[MergedStep]:
-    """Return the skipped steps between which the scale did not grow, about a step."""
+    """Return the skipped steps between which the scale did not grow, about or before a step."""
     found: list[MergedStep] = []
     for step in case.steps:
         if not step.skipped or step.loss_scale is None:
             continue
         near = found and step.sequence - found[-1].sequence <= _GAP_STEPS
         if found and (not near or step.loss_scale > (found[-1].loss_scale or 0.0)):
-            if found[-1].sequence >= sequence:
+            if step.sequence > sequence:
                 break
             found = []
         found.append(step)
