@@ -225,6 +225,12 @@ TRAINING_THRESHOLDS = (
         meaning="the same where a falling loss, which takes some losses to see, can disprove it",
     ),
     Threshold(
+        name="without_gradient_steps",
+        value=48.0,
+        unit="{step}",
+        meaning="steps after which layers that never had a gradient are reported",
+    ),
+    Threshold(
         name="layers_without_gradient",
         value=0.5,
         unit="1",
@@ -242,6 +248,13 @@ TRAINING_THRESHOLDS = (
         unit="{factor}",
         meaning="learning rate, divided by its highest value so far, that a warm-up does not "
         "explain",
+    ),
+    Threshold(
+        name="learning_rate_fall",
+        value=0.001,
+        unit="1",
+        meaning="share of its highest value of the last 64 steps to which a learning rate does not "
+        "fall by a schedule that was meant so",
     ),
     Threshold(
         name="loop_mistake_steps",
@@ -371,11 +384,11 @@ RUN_THRESHOLDS = (
     ),
     Threshold(
         name="unreduced_steps",
-        value=64.0,
+        value=32.0,
         unit="{step}",
         meaning="consecutive steps of replicas with gradients of their own, without weights that "
         "are equal again, after which no averaging is to be expected; more than the period of "
-        "local SGD, and 8 times as many where no wrapper shows that they are replicas",
+        "local SGD, and 16 times as many where no wrapper shows that they are replicas",
     ),
     Threshold(
         name="restarts",

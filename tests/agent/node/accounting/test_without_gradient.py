@@ -56,8 +56,8 @@ def test_layers_that_never_have_a_gradient_are_named_with_their_share():
 def test_nothing_is_said_before_enough_steps_and_samples():
     sample = table({"a": False, "b": True})
 
-    assert found(sample, steps=63) is None
-    assert found(sample, steps=64) == LayersWithoutGradient(share=0.5, names=("a",))
+    assert found(sample, steps=47) is None
+    assert found(sample, steps=48) == LayersWithoutGradient(share=0.5, names=("a",))
     account = account_of(steps=70)
     assert account.view(make_run_view(), 0.0).without_gradient is None, "no layer was ever sampled"
 
