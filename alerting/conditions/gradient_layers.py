@@ -252,7 +252,7 @@ LAYERS_WITHOUT_GRADIENT = Condition(
             severity=Severity.WARNING,
             when=_MOST,
             description=_LAYERS_WITHOUT_GRADIENT_TEXT,
-            reason="No delay: the metric already requires without_gradient_steps steps.",
+            reason="No delay: the metric already requires untrained_steps steps.",
         ),
         Level(
             severity=Severity.INFO,
@@ -266,7 +266,11 @@ LAYERS_WITHOUT_GRADIENT = Condition(
         "frozen parameters and idle experts, which are not counted",
         "a run whose layers were never sampled",
     ),
-    follows_from=("MpAgentParametersWithoutOptimizer", "MpAgentNothingTrained"),
+    follows_from=(
+        "MpAgentParametersWithoutOptimizer",
+        "MpAgentLayersCutOff",
+        "MpAgentNothingTrained",
+    ),
     needs=((Quantity.LAYERS,),),
     knobs=(less_above("layers_without_gradient"),),
     guidance=Guidance(
@@ -295,6 +299,7 @@ LAYERS_WITHOUT_GRADIENT = Condition(
 
 
 _CERTAIN = "all gradients 0|loss 0 with non-finite gradients"
+_RATES = "all learning rates 0"
 _PROBABLE = "learning rate 0|no gradients|loss 0|constant loss and gradient norm"
 _NOTHING_TRAINED_TEXT = "Run {run} cannot have learned anything for {value|count} steps: {reason}."
 
@@ -339,12 +344,13 @@ NOTHING_TRAINED = Condition(
         Level(
             severity=Severity.WARNING,
             when=any_of(
+                _for(_RATES, "untrained_steps"),
                 _for(_PROBABLE, "probably_untrained_steps"),
                 _for("constant loss", "constant_loss_steps"),
             ),
             counts_steps=True,
             description=_NOTHING_TRAINED_TEXT,
-            reason="No delay: it takes so many steps, since the node agent leaves out what a "
+            reason="No delay: where it takes more steps than that, the node agent leaves out what a "
             "falling loss disproves, which takes it some losses to see.",
         ),
     ),

@@ -277,6 +277,60 @@ PARAMETERS_WITHOUT_OPTIMIZER = Condition(
 )
 
 
+_CUT_OFF = Series(metric=optimizer.PARAMETERS_CUT_OFF)
+
+
+LAYERS_CUT_OFF = Condition(
+    name="MpAgentLayersCutOff",
+    summary="The first layers run, and no gradient comes back to them.",
+    meaning="These layers keep the weights that they began with, although an optimizer holds them "
+    "and the others learn from what they compute.",
+    confirm="mp_agent_cut_off_parameters_info names the parameters. In the script, look at "
+    "requires_grad of what the named layers return, and of what the first layer after them gets.",
+    remedies=(
+        "Remove what cuts them off: detach(), .data, torch.tensor(x) of a tensor, a way through "
+        "NumPy, or a part of the forward pass under no_grad.",
+        "Let a torch.autograd.Function return a gradient for its input, not None.",
+        "Set requires_grad to False for layers that are not to be trained.",
+    ),
+    why="Backward ends where a tensor does not say how it was computed, and an optimizer leaves "
+    "out parameters without gradient.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=happened(_CUT_OFF),
+            description="{value|count} parameter(s) of run {run} get no gradient: their layers "
+            "ran, and the first layer with a gradient got such a tensor as they return, which "
+            "requires none.{mp_agent_cut_off_parameters_info| Among them: |parameters}",
+            reason="No delay: the metric requires that three looks in a row find the same.",
+        ),
+    ),
+    quiet=("a head that the loss does not use, which comes after the layers with gradients",),
+    needs=((Quantity.LAYERS,),),
+    guidance=Guidance(
+        harm="Nothing breaks, but what is not trained is missing from the result, and the run has "
+        "to be repeated: look before it is long.",
+        query='mp_agent_cut_off_parameters_info{run="RUN"}',
+        reading="The first of the parameters by name, and how many more there are; "
+        "mp_agent_parameters_cut_off is their number. Seen in models that are not compiled, and "
+        "where the first layer with a gradient gets a tensor of as many elements, or of as many "
+        "features, as the last one without returns.",
+        causes=(
+            "A detach() that was left from an experiment, or was meant for another branch.",
+            "An operation that gives its result no history: .data, NumPy, torch.tensor, rounding "
+            "without a straight-through estimate.",
+            "A custom backward that returns None.",
+        ),
+        false_positives=(
+            "Features that are detached on purpose, of layers that an optimizer holds: set "
+            "requires_grad to False on them, or run them under no_grad.",
+        ),
+        samples=("dead_parameters",),
+        panels=(panels.TRAINED_PARAMETERS, panels.DEAD_LAYERS),
+    ),
+)
+
+
 _UNCHANGED = Series(metric=optimizer.PARAMETERS_UNCHANGED)
 _ROUNDED = Series(metric=optimizer.UPDATES_ROUNDED)
 
@@ -357,6 +411,7 @@ WEIGHTS_UNCHANGED = Condition(
 
 CONDITIONS = (
     PARAMETERS_WITHOUT_OPTIMIZER,
+    LAYERS_CUT_OFF,
     WEIGHTS_UNCHANGED,
     SECOND_MOMENT_STALE,
     UPDATES_LOST,

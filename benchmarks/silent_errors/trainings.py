@@ -175,6 +175,48 @@ def schedule_per_batch(wrong: bool) -> None:
             schedule.step()
 
 
+@_error("loop")
+def rate_divided_by_integers(wrong: bool) -> None:
+    """A schedule divides integers, and its factor is 0 until the warm-up ends."""
+    model = _replicas()
+    optimizer = _sgd(model)
+
+    def factor(step: int) -> float:
+        return min(1, step // 1000) if wrong else min(1.0, (step + 1) / 100)
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    for _ in _steps():
+        _update(optimizer, _loss(model))
+        schedule.step()
+
+
+@_error("loop")
+def clipped_before_unscaling(wrong: bool) -> None:
+    """Gradients are clipped while they are still multiplied by the loss scale."""
+    model = _replicas()
+    optimizer = _sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in _steps():
+        optimizer.zero_grad()
+        torch.autograd.backward(scaler.scale(_loss(model)))
+        if not wrong:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@_error("loop")
+def stepped_twice(wrong: bool) -> None:
+    """The optimizer steps twice with the same gradients."""
+    model = _replicas()
+    optimizer = _sgd(model, 0.02)
+    for _ in _steps():
+        _update(optimizer, _loss(model))
+        if wrong:
+            optimizer.step()
+
+
 @_error("modes", ONSET_STEP)
 def evaluation_mode_kept(wrong: bool) -> None:
     """After a validation `train()` is not called: no dropout, running statistics."""
@@ -259,6 +301,33 @@ class _Detached(nn.Module):
         hidden = functional.gelu(self.first(inputs))
         logits: torch.Tensor = self.last(hidden.detach() if self.detached else hidden)
         return logits
+
+
+@_error("optimizer", ONSET_STEP)
+def layer_detached_later(wrong: bool) -> None:
+    """From some step on a `detach` cuts the first layers off."""
+    layers = _Detached(detached=False)
+    model = _replicas(layers, find_unused=True)
+    optimizer = _sgd(model)
+    for step in _steps():
+        layers.detached = wrong and step >= ONSET_STEP
+        _update(optimizer, _loss(model))
+
+
+@_error("optimizer", ONSET_STEP)
+def layer_replaced_later(wrong: bool) -> None:
+    """From some step on the model has a new last layer, which no optimizer holds."""
+    model = _model()
+    replicas, optimizer = _replicas(model), _sgd(model)
+    for step in _steps():
+        if step == ONSET_STEP:
+            model[-1] = nn.Linear(WIDTH, CLASSES)
+            replicas = _replicas(model)
+            optimizer = optimizer if wrong else _sgd(model)
+        optimizer.zero_grad()
+        replicas.zero_grad()
+        torch.autograd.backward(_loss(replicas))
+        optimizer.step()
 
 
 @_error("optimizer")
@@ -392,6 +461,79 @@ def clipped_on_one_rank(wrong: bool) -> None:
         optimizer.step()
 
 
+@_error("ranks", ONSET_STEP)
+def decay_of_one_rank(wrong: bool) -> None:
+    """Rank 1 resumes with another weight decay."""
+    model = _replicas()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    for step in _steps():
+        if wrong and step == ONSET_STEP and dist.get_rank() == 1:
+            optimizer.param_groups[0]["weight_decay"] = 0.1
+        _update(optimizer, _loss(model))
+
+
+@_error("ranks", ONSET_STEP)
+def step_skipped_on_one_rank(wrong: bool) -> None:
+    """Rank 1 leaves out every tenth step, for its own loss."""
+    model = _replicas()
+    optimizer = _sgd(model)
+    for step in _steps():
+        optimizer.zero_grad()
+        torch.autograd.backward(_loss(model))
+        skips = wrong and step >= ONSET_STEP and step % 10 == 0 and dist.get_rank() == 1
+        if skips:
+            optimizer.zero_grad()
+        optimizer.step()
+
+
+@_error("ranks")
+def other_seed_on_each_rank(wrong: bool) -> None:
+    """Gradients are averaged by hand, of weights that no one has made equal."""
+    torch.manual_seed(dist.get_rank() if wrong else 0)
+    model = _model()
+    optimizer = _sgd(model)
+    for _ in _steps():
+        optimizer.zero_grad()
+        torch.autograd.backward(_loss(model))
+        _average(model)
+        optimizer.step()
+
+
+def _average(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad)
+        parameter.grad.div_(dist.get_world_size())
+
+
+@_error("ranks", ONSET_STEP)
+def norms_clipped_on_one_tensor_rank(wrong: bool) -> None:
+    """Of tensor parallelism by hand, one rank alone clips the norms that both hold, as BLOOM's."""
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(FEATURES)
+    torch.manual_seed(1 + dist.get_rank())
+    part = nn.Sequential(
+        nn.Linear(FEATURES, WIDTH // 2), nn.GELU(), nn.Linear(WIDTH // 2, CLASSES, bias=False)
+    )
+    model = nn.ModuleDict({"norm": norm, "part": part})
+    optimizer = _sgd(model)
+    _CHANCE.manual_seed(1)
+    for step in _steps():
+        inputs, classes = _batch()
+        own = part(norm(inputs))
+        whole = own.detach().clone()
+        dist.all_reduce(whole)
+        optimizer.zero_grad()
+        # What the other rank adds is a constant for this one.
+        torch.autograd.backward(functional.cross_entropy(own + (whole - own.detach()), classes))
+        for parameter in norm.parameters():
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad)
+        if wrong and step >= ONSET_STEP and dist.get_rank() == 1:
+            nn.utils.clip_grad_norm_(norm.parameters(), 1e-3)
+        optimizer.step()
+
+
 def _data_set(seed: int = 0) -> TensorDataset:
     _CHANCE.manual_seed(seed)
     return TensorDataset(*_batch(40 * BATCH_SIZE))
@@ -440,6 +582,51 @@ def one_sample_on_one_rank(wrong: bool) -> None:
     for step in _steps():
         alone = wrong and step >= ONSET_STEP and dist.get_rank() == 1
         _update(optimizer, _loss(model, _batch(1 if alone else BATCH_SIZE)))
+
+
+@_error("data", ONSET_STEP)
+def same_batch_on_one_rank(wrong: bool) -> None:
+    """From some step on rank 1 trains on one batch for ever."""
+    model = _replicas()
+    optimizer = _sgd(model)
+    kept = _batch()
+    for step in _steps():
+        repeats = wrong and step >= ONSET_STEP and dist.get_rank() == 1
+        _update(optimizer, _loss(model, kept if repeats else None))
+
+
+@_error("data", ONSET_STEP)
+def labels_all_ignored(wrong: bool) -> None:
+    """From some step on all labels are those that the loss ignores."""
+    _train_with_ignored_labels(wrong, ranks=(0, 1))
+
+
+@_error("data", ONSET_STEP)
+def labels_of_one_rank_ignored(wrong: bool) -> None:
+    """From some step on all labels of rank 1 are those that the loss ignores."""
+    _train_with_ignored_labels(wrong, ranks=(1,))
+
+
+def _train_with_ignored_labels(wrong: bool, ranks: tuple[int, ...]) -> None:
+    model = _replicas()
+    optimizer = _sgd(model)
+    for step in _steps():
+        inputs, classes = _batch()
+        if wrong and step >= ONSET_STEP and dist.get_rank() in ranks:
+            classes = torch.full_like(classes, -100)
+        total = functional.cross_entropy(model(inputs), classes, reduction="sum")
+        _update(optimizer, total / (classes >= 0).sum().clamp(min=1))
+
+
+@_error("data", ONSET_STEP)
+def inputs_of_one_rank_not_normalized(wrong: bool) -> None:
+    """From some step on the inputs of rank 1 are not normalized."""
+    model = _replicas()
+    optimizer = _sgd(model)
+    for step in _steps():
+        inputs, classes = _batch()
+        raw = wrong and step >= ONSET_STEP and dist.get_rank() == 1
+        _update(optimizer, _loss(model, (50 * inputs + 100 if raw else inputs, classes)))
 
 
 @_error("data", ONSET_STEP)
@@ -497,6 +684,19 @@ def loss_divided_twice(wrong: bool) -> None:
         optimizer.zero_grad()
         for _ in range(4):
             torch.autograd.backward(_loss(model) / (16 if wrong else 4))
+        optimizer.step()
+
+
+@_error("numbers", ONSET_STEP)
+def loss_of_one_rank_not_divided(wrong: bool) -> None:
+    """From some step on rank 1 does not divide its loss by the number of micro-batches."""
+    model = _replicas()
+    optimizer = _sgd(model)
+    for step in _steps(180):
+        optimizer.zero_grad()
+        whole = wrong and step >= ONSET_STEP and dist.get_rank() == 1
+        for _ in range(4):
+            torch.autograd.backward(_loss(model) / (1 if whole else 4))
         optimizer.step()
 
 

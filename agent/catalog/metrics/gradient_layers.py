@@ -201,7 +201,7 @@ EXPLODING_LAYER = info(
 LAYERS_WITHOUT_GRADIENT = gauge(
     "mp_agent.layers.without_gradient",
     "1",
-    thresholds=("without_gradient_steps",),
+    thresholds=("untrained_steps",),
     help="Share of the layers that the optimizer holds, and that require gradients, which have "
     "never had one since the start of the attempt; absent during the first 48 steps. Idle "
     "experts are not counted, and neither are layers of optimizers without any gradient.",

@@ -5,7 +5,7 @@ from math import sqrt
 
 from mp_agent.catalog.metric import Reading, gauge, info, layer_gauge
 from mp_agent.records.columns import OPTIMIZER
-from mp_agent.records.schema import TRAINED_RATIO, UNCHANGED, UNHELD
+from mp_agent.records.schema import CUT_OFF, TRAINED_RATIO, UNCHANGED, UNHELD
 from mp_agent.records.views import LayerView, RunView
 
 Columns = Mapping[str, float]
@@ -193,6 +193,21 @@ UNCHANGED_PARAMETERS_INFO = info(
     help="Names of parameters that did not change: the first ones, and how many more there are.",
     read=_named(UNCHANGED),
 )
+PARAMETERS_CUT_OFF = gauge(
+    "mp_agent.parameters.cut_off",
+    "{parameter}",
+    help="Parameters that an optimizer holds, without gradient, of modules that ran in training "
+    "mode before all modules that get gradients, where the first of these got a tensor of the "
+    "shape that they returned, without gradient. Three looks have found them, the first ones at "
+    "steps 2, 11 and 43; not in compiled models.",
+    read=lambda run: run.trained.cut_off,
+)
+CUT_OFF_PARAMETERS_INFO = info(
+    "mp_agent.cut_off_parameters.info",
+    labels=("parameters",),
+    help="Names of parameters that are cut off: the first ones, and how many more there are.",
+    read=_named(CUT_OFF),
+)
 UPDATES_ROUNDED = gauge(
     "mp_agent.updates.rounded",
     "1",
@@ -208,6 +223,8 @@ PARAMETER_METRICS = (
     UNHELD_PARAMETERS_INFO,
     PARAMETERS_UNCHANGED,
     UNCHANGED_PARAMETERS_INFO,
+    PARAMETERS_CUT_OFF,
+    CUT_OFF_PARAMETERS_INFO,
     UPDATES_ROUNDED,
     gauge(
         "mp_agent.parameters.trained",

@@ -214,7 +214,7 @@ TRAINING_THRESHOLDS = (
     ),
     Threshold(
         name="untrained_steps",
-        value=64.0,
+        value=48.0,
         unit="{step}",
         meaning="consecutive steps without possible learning after which nothing is trained",
     ),
@@ -223,12 +223,6 @@ TRAINING_THRESHOLDS = (
         value=192.0,
         unit="{step}",
         meaning="the same where a falling loss, which takes some losses to see, can disprove it",
-    ),
-    Threshold(
-        name="without_gradient_steps",
-        value=48.0,
-        unit="{step}",
-        meaning="steps after which layers that never had a gradient are reported",
     ),
     Threshold(
         name="layers_without_gradient",

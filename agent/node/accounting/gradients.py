@@ -288,7 +288,7 @@ class WithoutGradient(Tracker):
 
     def view(self, context: AccountContext) -> LayersWithoutGradient | None:
         """Return those layers; None before there were enough steps and samples."""
-        if self.steps < context.thresholds["without_gradient_steps"]:
+        if self.steps < context.thresholds["untrained_steps"]:
             return None
         if context.progress.learning.untrained.get(NO_GRADIENTS, 0) >= self.steps:
             return LayersWithoutGradient(share=1.0)

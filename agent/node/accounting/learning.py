@@ -14,9 +14,11 @@ from mp_agent.node.accounting.windows import median
 from mp_agent.records.columns import (
     AUTOCAST_FP32_SHARE,
     BACKWARDS_DISCARDED,
+    CUT_OFF_PARAMETERS,
     GRADIENT_FACTOR,
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
+    LEARNING_RATES_ZERO,
     LEFT_IN_EVALUATION,
     ROUNDED_RATIO,
     UNCHANGED_PARAMETERS,
@@ -29,6 +31,7 @@ ZERO_LOSS = "loss 0 with non-finite gradients"
 ZERO_GRADIENTS = "all gradients 0"
 NO_GRADIENTS = "no gradients"
 ZERO_RATE = "learning rate 0"
+ALL_RATES_ZERO = "all learning rates 0"
 CONSTANT_LOSS = "constant loss"
 CONSTANT_NORM = "constant loss and gradient norm"
 LOSS_VANISHED = "loss 0"
@@ -139,7 +142,9 @@ class LearningTracker(Tracker):
             yield ZERO_GRADIENTS
         elif loss == 0.0 and self.clear and self.clear_losses >= _CLEAR_LOSSES:
             yield LOSS_VANISHED
-        if step.get("learning_rate") == 0.0:
+        if step.flag(LEARNING_RATES_ZERO):
+            yield ALL_RATES_ZERO
+        elif step.get("learning_rate") == 0.0:
             yield ZERO_RATE
         if self._same_loss(loss):
             yield CONSTANT_LOSS
@@ -333,6 +338,7 @@ class ParameterTracker(Tracker):
 
     unheld: float | None = None
     unchanged: float | None = None
+    cut_off: float | None = None
     rounded_ratio: float | None = None
     rate: float | None = None
     """Learning rate of the last step on which weights were compared, at first of the first step."""
@@ -340,6 +346,7 @@ class ParameterTracker(Tracker):
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Account for a closed step, if anything was looked at."""
         self.unheld = step.columns.get(UNHELD_PARAMETERS, self.unheld)
+        self.cut_off = step.columns.get(CUT_OFF_PARAMETERS, self.cut_off)
         rate = step.get("learning_rate")
         if UNCHANGED_PARAMETERS in step.columns:
             self.unchanged = step.columns[UNCHANGED_PARAMETERS]
@@ -353,7 +360,10 @@ class ParameterTracker(Tracker):
     def view(self) -> TrainedParameters:
         """Return what was found last."""
         return TrainedParameters(
-            unheld=self.unheld, unchanged=self.unchanged, rounded_ratio=self.rounded_ratio
+            unheld=self.unheld,
+            unchanged=self.unchanged,
+            cut_off=self.cut_off,
+            rounded_ratio=self.rounded_ratio,
         )
 
 

@@ -12,6 +12,7 @@ from mp_agent.probe.optimizers.loop_evidence import GradientUse, ModelMode
 from mp_agent.probe.optimizers.parameter_names import optimizer_parameters
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar
+from mp_agent.records.columns import LEARNING_RATES_ZERO
 
 MakePlan = Callable[[Optimizer, "WatchedOptimizer"], MeasurementPlan]
 
@@ -116,6 +117,14 @@ class WatchedOptimizer:
         """Return the learning rate of the first parameter group, as it is kept there."""
         optimizer = self._optimizer()
         return None if optimizer is None else optimizer.param_groups[0].get("lr")
+
+    def note_rate_0(self, scalars: dict[str, Scalar]) -> None:
+        """Add to a step of the run whether all groups so far have rate 0, as the host knows it."""
+        if self.of_run and (optimizer := self._optimizer()) is not None:
+            rates = [group.get("lr") for group in optimizer.param_groups]
+            all_0 = all(isinstance(rate, int | float) and rate == 0.0 for rate in rates)
+            before = scalars.get(LEARNING_RATES_ZERO, 1.0)
+            scalars[LEARNING_RATES_ZERO] = float(all_0 and before == 1.0)
 
     def plan(self) -> MeasurementPlan | None:
         """Return what to measure, made again when needed; None once the optimizer is gone."""

@@ -1,21 +1,32 @@
-"""Which parameters of the run's model get gradients, and are held by no optimizer."""
+"""Which parameters get gradients and are held by no optimizer, and which are held and cut off."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.accelerator import HostCopy
+from mp_agent.probe.instruments.activation_modules import (
+    ForwardHook,
+    Run,
+    is_compiled,
+    tensors_in,
+)
 from mp_agent.probe.optimizers.measurement import few_elements
-from mp_agent.probe.optimizers.parameter_names import listed
+from mp_agent.probe.optimizers.parameter_names import listed, strip_wrappers
+from mp_agent.probe.optimizers.plan import local_of
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.probe.step.layer_schedule import Looks
-from mp_agent.records.columns import UNHELD_PARAMETERS
-from mp_agent.records.schema import UNHELD
+from mp_agent.records.columns import CUT_OFF_PARAMETERS, UNHELD_PARAMETERS
+from mp_agent.records.schema import CUT_OFF, UNHELD
 from mp_agent.records.text import as_utf8
 
 
@@ -105,6 +116,169 @@ def _kept(parameter: torch.Tensor) -> torch.Tensor:
     """Return a copy of a few elements; none of tensors of other kinds."""
     found = few_elements(parameter.detach())
     return torch.empty(0, device=parameter.device) if found is None else found.clone()
+
+
+class CutLayers:
+    """Finds layers whose output feeds those that get gradients, and that get none themselves.
+
+    Where parameters that an optimizer holds have no gradient, hooks are there for one forward pass.
+    Cut off are those of modules in training mode that made outputs with gradients before any module
+    that gets one was called, where the first of these got a tensor of that shape without. Heads
+    that the loss does not use come after such modules, and branches feed none of them.
+    """
+
+    def __init__(self, run: Run, registry: OptimizerRegistry, traits: ObservedTraits) -> None:
+        self._run = run
+        self._registry = registry
+        self._names = NamesOnTheWay(traits, CUT_OFF)
+        self._missing: frozenset[int] = frozenset()
+        """The parameters without gradient at the last look, by `id`."""
+        self._looks = 0
+        """How often a forward pass was looked at for these."""
+        self._found: list[frozenset[str]] = []
+        """What the last of these looks have found."""
+        self._due = False
+        self._owners: list[_Owner] = []
+        self._calls: dict[int, _Call] = {}
+        self._given: set[int] = set()
+        """The memory of what the model got."""
+        self._handles: list[RemovableHandle] = []
+
+    def look(self, scalars: dict[str, Scalar]) -> None:
+        """Look at the next forward pass if parameters have no gradient."""
+        slots = [slot for plan in self._registry.plans_of_run() for slot in plan.slots]
+        held = [slot.parameter for slot in slots if slot.parameter.requires_grad]
+        missing = frozenset(id(each) for each in held if each.grad is None)
+        if missing != self._missing:
+            self._missing, self._looks = missing, 0
+            if self._found:
+                self._found, scalars[CUT_OFF_PARAMETERS] = [], 0.0
+        self._due = 0 < len(missing) < len(held) and self._looks < _LOOKS_AT_MOST
+
+    def forward_begins(self, root: nn.Module | None) -> None:
+        """Put the hooks on the modules for the next forward pass, if that is to be looked at."""
+        if not self._due or root is None:
+            return
+        self._due = False
+        self._looks += 1
+        modules = list(nn.Module.named_modules(root))
+        if any(is_compiled(module) for _, module in modules):
+            return
+        held = {id(slot.parameter) for plan in self._registry.plans_of_run() for slot in plan.slots}
+        for name, module in modules:
+            own = {key: each for key, each in module._parameters.items() if id(each) in held}
+            if own and not isinstance(module, torch.jit.ScriptModule):
+                self._owners.append(_Owner.made_of(name, module, own))
+                self._hook(module, len(self._owners) - 1)
+        self._hook(root, _ROOT)
+
+    def _hook(self, module: nn.Module, place: int) -> None:
+        hook = ForwardHook(self._run, "order of modules", self._add, place)
+        self._handles.append(module.register_forward_hook(hook))
+
+    def forward_ended(self, scalars: dict[str, Scalar]) -> None:
+        """Remove the hooks; add to a step how many parameters were found cut off, and their names.
+
+        They count once several looks in a row have found them.
+        """
+        if not self._handles:
+            return
+        for handle in self._handles:
+            handle.remove()
+        names = _cut_off(self._owners, self._calls, self._given)
+        self._handles, self._owners, self._calls, self._given = [], [], {}, set()
+        self._found = [*self._found[1 - _LOOKS_AGREEING :], frozenset(names)]
+        if len(self._found) == _LOOKS_AGREEING:
+            names = [name for name in names if all(name in found for found in self._found)]
+            scalars[CUT_OFF_PARAMETERS] = float(len(names))
+            self._names.send(names, torch.ones(len(names), device="cpu"))
+
+    def _add(self, place: int, inputs: object, output: object) -> None:
+        if place == _ROOT:
+            self._given.update(map(_memory, tensors_in(inputs)))
+        elif place not in self._calls:
+            self._calls[place] = _Call(
+                len(self._calls), next(tensors_in(inputs), None), next(tensors_in(output), None)
+            )
+
+
+_ROOT = -1
+_LOOKS_AGREEING = 3
+_LOOKS_AT_MOST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """A module with parameters that an optimizer holds, by name. Keeps neither alive."""
+
+    name: str
+    training: bool
+    parameters: Mapping[str, "weakref.ref[torch.Tensor]"]
+
+    @classmethod
+    def made_of(cls, name: str, module: nn.Module, own: Mapping[str, Any]) -> "_Owner":
+        return cls(name, module.training, {key: weakref.ref(each) for key, each in own.items()})
+
+    def without_gradient(self) -> list[str]:
+        """Return the names of the parameters that have none."""
+        prefix = f"{self.name}." if self.name else ""
+        return [
+            strip_wrappers(prefix + key)
+            for key, ref in self.parameters.items()
+            if (each := ref()) is not None and each.requires_grad and each.grad is None
+        ]
+
+
+class _Call:
+    """The first call of a module: its place among them, and what it got and returned."""
+
+    def __init__(self, order: int, got: torch.Tensor | None, returned: torch.Tensor | None) -> None:
+        self.order = order
+        self.made_gradients = returned is not None and returned.requires_grad
+        self.returned = () if returned is None else tuple(returned.shape)
+        known = got is not None and got.is_floating_point() and not got.requires_grad
+        self.got: tuple[int, ...] | None = tuple(got.shape) if got is not None and known else None
+        self.memory = None if got is None else _memory(got)
+
+    def may_feed(self, other: "_Call") -> bool:
+        """Return whether what `other` got may be what this one returned, without its gradients."""
+        got, returned = other.got, self.returned
+        if not got or not returned:
+            return False
+        return prod(got) == prod(returned) or (len(got) > 1 and got[-1:] == returned[-1:])
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return local_of(tensor).untyped_storage().data_ptr()
+
+
+def _cut_off(
+    owners: Sequence[_Owner], calls: Mapping[int, _Call], given: Collection[int]
+) -> list[str]:
+    """Return the names of the parameters that are cut off; given: what is data, not a feature."""
+    missing = {place: names for place in calls if (names := owners[place].without_gradient())}
+    within = [f"{owners[place].name}." for place in missing]
+    trained = [
+        call
+        for place, call in calls.items()
+        if len(missing.get(place, ())) < len(owners[place].parameters)
+        and not any(name.startswith(f"{owners[place].name}.") for name in within)
+        and owners[place].name
+    ]
+    first = min(trained, key=lambda call: call.order, default=None)
+    if first is None or first.memory in given:
+        return []
+    before = {
+        place: calls[place]
+        for place in missing
+        if calls[place].order < first.order
+        and calls[place].made_gradients
+        and owners[place].training
+    }
+    last = max(before.values(), key=lambda call: call.order, default=None)
+    if last is None or not last.may_feed(first):
+        return []
+    return [name for place in before for name in missing[place]]
 
 
 class NamesOnTheWay:

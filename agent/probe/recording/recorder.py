@@ -16,7 +16,7 @@ from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
-from mp_agent.probe.recording.parameter_census import ParameterCensus
+from mp_agent.probe.recording.parameter_census import CutLayers, ParameterCensus
 from mp_agent.probe.recording.ring_schema import (
     DRAIN_SECONDS,
     RingSchema,
@@ -79,6 +79,7 @@ class StepRecorder:
         )
         self._instruments = instruments
         self._census = ParameterCensus(registry, traits)
+        self._cut_layers = CutLayers(shield.run, registry, traits)
         self._changes = WeightChanges(registry, traits)
         self._host_is_ahead = False
         self._writer: RingWriter | None = None
@@ -99,6 +100,8 @@ class StepRecorder:
             self._traits.fp8_library = fp8_library(self._registry.root)
         if not step.totals:  # no record of the step is written yet: the schema may have new names
             self._traits.collections = tensor_collections.fact
+            if scaled[0][0].of_run:
+                self._look_at_order(step)
             if step.sequence >= self._census.looks.due and scaled[0][0].of_run:
                 self._take_census(step)
             if step.sequence >= self._changes.looks.due and scaled[0][0].of_run:
@@ -147,6 +150,11 @@ class StepRecorder:
     @contained("comparing parameters with optimizers")
     def _take_census(self, step: OpenStep) -> None:
         self._census.look(step.sequence, step.scalars)
+        self._cut_layers.look(step.scalars)
+
+    @contained("finding layers that are cut off")
+    def _look_at_order(self, step: OpenStep) -> None:
+        self._cut_layers.forward_ended(step.scalars)
 
     @contained("comparing weights with earlier ones")
     def _compare_weights(self, step: OpenStep) -> None:
@@ -181,6 +189,7 @@ class StepRecorder:
         """Prepare for what is measured in the forward pass of the step that follows, if due."""
         model = self._registry.root
         self._instruments.step_begins(model)
+        self._cut_layers.forward_begins(model)
         self.forward_is_due = self._schedule.due_after(after.sequence)
         if self.forward_is_due:
             self._instruments.begin(model)

@@ -13,6 +13,8 @@ LEFT_IN_EVALUATION = "left_in_evaluation"
 AUTOCAST_FP32_SHARE = "autocast_fp32_share"
 UNHELD_PARAMETERS = "unheld_parameters"
 UNCHANGED_PARAMETERS = "unchanged_parameters"
+CUT_OFF_PARAMETERS = "cut_off_parameters"
+LEARNING_RATES_ZERO = "learning_rates_zero"
 ROUNDED_RATIO = "rounded_ratio"
 BATCH_DIGEST = "batch_digest"
 BATCH_ROWS = "batch_rows"
@@ -180,6 +182,18 @@ COMMON_STEP_COLUMNS = (
         Algebra.MAX,
         "1 if a DataLoader with several batches has delivered one since the first forward of the "
         "step before, 0 if not since then; absent where none ever has. On the same steps",
+    ),
+    Column(
+        LEARNING_RATES_ZERO,
+        Algebra.MIN,
+        "1 if the learning rates of all parameter groups that were stepped are 0, else 0",
+    ),
+    Column(
+        CUT_OFF_PARAMETERS,
+        Algebra.MIN,
+        "parameters without gradient of modules that ran, in training mode, before all modules "
+        "that get gradients, where the first of these got a tensor of the shape that they "
+        "returned, without gradient; on some steps, from the third look on",
     ),
 )
 """What every rank knows of a step as a whole."""

@@ -168,6 +168,28 @@ _ALL_HELD = Example(
     tracks=(Track(optimizer.PARAMETERS_UNHELD, (0,)),),
 )
 
+_DETACHED = Example(
+    title="a detach behind the first two layers",
+    minutes=10,
+    tracks=(
+        Track(optimizer.PARAMETERS_CUT_OFF, (0, 2)),
+        Track(optimizer.CUT_OFF_PARAMETERS_INFO, (None, 1), {"parameters": "0.weight, 1.weight"}),
+    ),
+    fires={
+        Severity.WARNING: "2 parameter(s) of run demo get no gradient: their layers ran, and the "
+        "first layer with a gradient got such a tensor as they return, which requires none. Among "
+        "them: 0.weight, 1.weight."
+    },
+    at=4,
+    not_yet=(0,),
+)
+
+_UNUSED_HEAD = Example(
+    title="a head that the loss does not use, which comes after the layers with gradients",
+    minutes=10,
+    tracks=(Track(optimizer.PARAMETERS_CUT_OFF, (0,)),),
+)
+
 _UPDATED_COPY = Example(
     title="a step that updates a copy of two weights",
     minutes=10,
@@ -222,6 +244,7 @@ _NOT_COMPARED = Example(
 
 EXAMPLES = {
     "MpAgentParametersWithoutOptimizer": Examples(firing=(_HEAD,), quiet=(_ALL_HELD,)),
+    "MpAgentLayersCutOff": Examples(firing=(_DETACHED,), quiet=(_UNUSED_HEAD,)),
     "MpAgentWeightsUnchanged": Examples(
         firing=(_UPDATED_COPY, _ROUNDED), quiet=(_CHANGED, _NOT_COMPARED)
     ),

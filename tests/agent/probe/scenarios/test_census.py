@@ -1,4 +1,6 @@
-"""Parameters that no optimizer holds, and weights that its steps leave as they are, bring alerts.
+"""Parameters that no optimizer holds, that are cut off, or that its steps leave as they are.
+
+They bring alerts.
 
 Each loop trains on this process with a probe, and a node agent's run reads its ring. Loops in good
 health, of the same looks, bring nothing.
@@ -25,6 +27,7 @@ from tests.agent.probe.small_model import gradient_of
 
 STEPS, STEPS_PER_POLL = 140, 10
 UNHELD, UNCHANGED = "MpAgentParametersWithoutOptimizer", "MpAgentWeightsUnchanged"
+CUT_OFF = "MpAgentLayersCutOff"
 
 Loop = Callable[[], Iterator[int]]
 
@@ -324,6 +327,111 @@ def tied_weights() -> Iterator[int]:
     return trained(model, adam(model))
 
 
+# Layers that are cut off from the loss.
+
+
+def detached_layer() -> Iterator[int]:
+    model = make_model()
+    return trained(model, adam(model), forward=through(model, lambda hidden: hidden.detach()))
+
+
+def rebuilt_features() -> Iterator[int]:
+    """Features that go through a list, and are pooled, on their way to the last layer."""
+    model = make_model()
+
+    def rebuilt(hidden: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(hidden.repeat(2, 1, 1).tolist()).mean(0)
+
+    return trained(model, adam(model), forward=through(model, rebuilt))
+
+
+def through(
+    model: nn.Sequential, change: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = model[2](change(model[0](inputs).relu()))
+        return outputs
+
+    return forward
+
+
+@pytest.mark.parametrize("loop", [detached_layer, rebuilt_features])
+def test_layers_whose_output_is_cut_off_are_named(see, loop):
+    seen = see(loop)
+
+    assert seen.first_steps[f"{CUT_OFF},warning"] <= 60
+    assert seen.names("cut_off_parameters_info") == "0.weight, 0.bias"
+    assert seen.alerts.isdisjoint({UNHELD, UNCHANGED})
+
+
+# The same looks, in good health.
+
+
+def without_gradients() -> Iterator[int]:
+    """Features that are computed under no_grad, of a layer that the optimizer holds."""
+    model = make_model()
+
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            hidden = model[0](inputs).relu()
+        outputs: torch.Tensor = model[2](hidden)
+        return outputs
+
+    return trained(model, adam(model), forward=forward)
+
+
+def detached_for_some_steps() -> Iterator[int]:
+    model = make_model()
+    steps = iter(range(STEPS))
+
+    def change(hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.detach() if next(steps) < 30 else hidden
+
+    return trained(model, adam(model), forward=through(model, change))
+
+
+class Branches(nn.Module):
+    """A spare tower runs first, and a spare head last; what the loss uses lies between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower, self.body = nn.Linear(16, 16), nn.Linear(16, 24)
+        self.head, self.spare_head = nn.Linear(24, 10), nn.Linear(24, 10)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.tower(inputs)
+        hidden = self.body(inputs).relu()
+        self.spare_head(hidden)
+        outputs: torch.Tensor = self.head(hidden)
+        return outputs
+
+
+def spare_branches() -> Iterator[int]:
+    torch.manual_seed(0)
+    model = Branches()
+    return trained(model, adam(model))
+
+
+class StopsGradients(nn.Module):
+    """Stops the gradients of a branch, of the others of which the same layers get theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Linear(16, 16), nn.Linear(16, 10)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        code = self.encoder(inputs)
+        straight = code + (code.round() - code).detach()
+        outputs: torch.Tensor = self.head(straight) + self.head(code.detach())
+        return outputs
+
+
+def stopped_gradients() -> Iterator[int]:
+    torch.manual_seed(0)
+    model = StopsGradients()
+    return trained(model, adam(model))
+
+
 # Weights that steps leave as they are.
 
 
@@ -507,6 +615,10 @@ def tightly_clipped() -> Iterator[int]:
         idle_experts,
         averaged_and_target_copies,
         tied_weights,
+        without_gradients,
+        detached_for_some_steps,
+        spare_branches,
+        stopped_gradients,
         fresh_masters,
         bf16,
         warm_up,
@@ -520,6 +632,6 @@ def tightly_clipped() -> Iterator[int]:
 def test_loops_in_good_health_bring_neither(see, loop):
     seen = see(loop)
 
-    assert {UNHELD, UNCHANGED}.isdisjoint(seen.alerts)
+    assert {UNHELD, UNCHANGED, CUT_OFF}.isdisjoint(seen.alerts)
     assert seen.values["parameters_unheld"] == 0.0
     assert not any("_parameters_info" in series for series in seen.values)
