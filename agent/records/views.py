@@ -56,6 +56,8 @@ class DivergenceView:
     """Tensors that differ although nothing shows that they were ever copies."""
     local: tuple[str, ...] = ()
     """Tensors that differ by design."""
+    rates: tuple[float, float] | None = None
+    """The lowest and the highest learning rate of the ranks on that step, if these differ too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -350,8 +350,8 @@ NOTHING_TRAINED = Condition(
             ),
             counts_steps=True,
             description=_NOTHING_TRAINED_TEXT,
-            reason="No delay: where it takes more steps than that, the node agent leaves out what a "
-            "falling loss disproves, which takes it some losses to see.",
+            reason="No delay: where it takes more steps than that, the node agent leaves out what "
+            "a falling loss disproves, which takes it some losses to see.",
         ),
     ),
     quiet=(

@@ -258,15 +258,15 @@ REPLICA_DIVERGENCE = Condition(
         GoBack(
             "Stop, and resume from a checkpoint from before the ranks parted, so that all load the "
             "same weights. Weights are compared now and then: they parted after the last "
-            "comparison that found them equal, up to some hundred steps before the one that is "
-            "named."
+            "comparison that found them equal, up to 32 steps before the one that is named, or "
+            "up to some hundred if only some tensors differ."
         ),
         "If it is always the same rank or node, remove it and test its memory and GPU (XID, ECC).",
         "Where only some tensors differ, add or unfreeze layers before DistributedDataParallel is "
         "made, or make it again: it reduces what required gradients then.",
         "Check for rank-specific operations: a seed instead of broadcast weights, updates under "
-        "no_sync, parameters or buffers that are changed outside the optimizer, parameters that "
-        "the wrapper ignores.",
+        "no_sync, a learning rate, weight decay or clipping of its own, parameters or buffers that "
+        "are changed outside the optimizer, parameters that the wrapper ignores.",
     ),
     why="Data-parallel training only averages gradients and never compares weights: a flipped "
     "bit on one rank persists, and the difference grows with every update.",
@@ -279,7 +279,8 @@ REPLICA_DIVERGENCE = Condition(
             ),
             when=any_of(Compare(_DIVERGED, ">", Number(0)), happened(_REPLICA_DIVERGENCE_STEPS)),
             description="Replicas of run {run} are not equal.{mp_agent_divergent_ranks_info| "
-            "Last seen: |kind step ranks tensors}",
+            "Last seen: |kind step ranks tensors}"
+            "{mp_agent_divergent_rates_info| Learning rates of the ranks: |lowest highest}",
             reason="No delay: the comparison is exact.",
         ),
         Level(
@@ -309,6 +310,8 @@ REPLICA_DIVERGENCE = Condition(
             "Buffers, such as codebooks, that follow each rank's own data without a reduction.",
             "Silent data corruption by hardware: one GPU computes or stores wrong values.",
             "Parameters that are changed outside the wrapped step on one rank only.",
+            "A rank with another learning rate, weight decay or clip limit, such as one whose "
+            "schedule follows its own loss.",
             "Ranks that resumed from different checkpoints, or were initialized with different "
             "seeds.",
         ),

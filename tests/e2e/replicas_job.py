@@ -18,8 +18,13 @@ from tests.gloo import end_process_group
 STEPS = 12
 LONG_STEPS = 150
 PERIOD = 8
-UNFROZEN_AT_STEP = 107
-SELDOM_SAMPLED = ("a_layer_is_unfrozen_in_mid_run", "a_layer_is_unfrozen_and_wrapped_again")
+UNFROZEN_AT_STEP = OTHER_RATE_AT_STEP = 107
+SELDOM_SAMPLED = (
+    "a_layer_is_unfrozen_in_mid_run",
+    "a_layer_is_unfrozen_and_wrapped_again",
+    "one_rank_has_another_rate_under_ddp",
+    "one_rank_has_another_rate_without_a_wrapper",
+)
 WIDTH = 16
 
 SCENARIOS: dict[str, Callable[[], list[float]]] = {}
@@ -493,6 +498,31 @@ def a_layer_is_unfrozen_in_mid_run() -> list[float]:
 @scenario
 def a_layer_is_unfrozen_and_wrapped_again() -> list[float]:
     return _unfrozen_later(wraps_again=True)
+
+
+def _with_another_rate(*, wrapped: bool) -> list[float]:
+    inner = seeded()
+    model = DistributedDataParallel(inner) if wrapped else inner
+    optimizer = sgd(inner)
+    for step, x in enumerate(batches(LONG_STEPS), 1):
+        if step == OTHER_RATE_AT_STEP and dist.get_rank() == 1:
+            optimizer.param_groups[0]["lr"] /= 2
+        loss_of(model, x).backward()
+        if not wrapped:
+            reduce_gradients(inner)
+        optimizer.step()
+        optimizer.zero_grad()
+    return []
+
+
+@scenario
+def one_rank_has_another_rate_under_ddp() -> list[float]:
+    return _with_another_rate(wrapped=True)
+
+
+@scenario
+def one_rank_has_another_rate_without_a_wrapper() -> list[float]:
+    return _with_another_rate(wrapped=False)
 
 
 def _trained_by_sgd(model: nn.Module) -> list[float]:

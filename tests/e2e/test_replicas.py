@@ -11,7 +11,7 @@ from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.tracker import AccountContext
 from mp_agent.records.merged import MergedStep
 from tests.agent.probe.rings import merge_rings, read_ring
-from tests.e2e.replicas_job import LONG_STEPS, STEPS, UNFROZEN_AT_STEP
+from tests.e2e.replicas_job import LONG_STEPS, OTHER_RATE_AT_STEP, STEPS, UNFROZEN_AT_STEP
 from tests.frameworks.torchrun import WORLD, torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -110,6 +110,19 @@ def test_a_layer_that_is_unfrozen_and_wrapped_again_stays_equal(merged):
     assert UNFROZEN_AT_STEP + 1 in compared(steps, "weights")
     assert all(found.agree for step in steps for found in step.replicas.values())
     assert not unreduced(steps)
+
+
+@pytest.mark.parametrize("name", ["under_ddp", "without_a_wrapper"])
+def test_a_rank_with_another_rate_is_found_on_the_next_32nd_step(merged, name):
+    steps = merged(f"one_rank_has_another_rate_{name}")
+    agree = {step.sequence: step.replicas["weights"].agree for step in steps
+             if "weights" in step.replicas}  # fmt: skip
+    assert agree.pop(128) is False
+    assert all(agree.values())
+    assert max(agree) == 100
+    rates = {step.get("lowest_learning_rate") for step in steps
+             if step.sequence >= OTHER_RATE_AT_STEP}  # fmt: skip
+    assert rates == {0.025}
 
 
 @pytest.mark.parametrize(

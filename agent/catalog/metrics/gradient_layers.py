@@ -348,6 +348,11 @@ def _divergent_ranks(run: RunView) -> Reading:
     }
 
 
+def _divergent_rates(run: RunView) -> Reading:
+    found = (own.rates for own in run.replicas.values() if not own.agree)
+    return {tuple(f"{rate:.6g}" for rate in rates): 1.0 for rates in found if rates}
+
+
 def _names(tensors: Sequence[str]) -> str:
     """Return the names of some tensors, and how many more there are."""
     more = len(tensors) - _NAMED_AT_MOST
@@ -392,6 +397,13 @@ DIVERGENT_RANKS = info(
     "if there is no majority), and the tensors that differ, as far as they are known.",
     read=_divergent_ranks,
 )
+DIVERGENT_RATES = info(
+    "mp_agent.divergent_rates.info",
+    labels=("lowest", "highest"),
+    help="The lowest and the highest learning rate of the ranks, of the first parameter group, on "
+    "the step on which replicas last differed; absent where these are equal.",
+    read=_divergent_rates,
+)
 REPLICA_UNREDUCED_STEPS = gauge(
     "mp_agent.replica.unreduced.steps",
     "{step}",
@@ -421,6 +433,7 @@ REPLICA_METRICS = (
     REPLICA_DIVERGENCE,
     REPLICA_DIVERGENCE_STEPS,
     DIVERGENT_RANKS,
+    DIVERGENT_RATES,
     REPLICA_UNREDUCED_STEPS,
     REPLICA_UNEXPLAINED,
     LOCAL_STATE,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
-from mp_agent.records.columns import FAMILIES, GRADIENTS, ColumnFamily
+from mp_agent.records.columns import FAMILIES, GRADIENTS, LOWEST_LEARNING_RATE, ColumnFamily
 from mp_agent.records.health import LatestValues
 from mp_agent.records.merged import MergedStep, OptimizerStep
 from mp_agent.records.views import DivergenceView, OptimizerView
@@ -121,6 +121,7 @@ class ReplicaTracker(Tracker):
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Account for a closed step."""
+        rates = step.get(LOWEST_LEARNING_RATE), step.get("learning_rate")
         found = {
             kind: DivergenceView(
                 agree=own.agree,
@@ -129,6 +130,7 @@ class ReplicaTracker(Tracker):
                 tensors=own.tensors,
                 unjudged=own.unjudged,
                 local=own.local,
+                rates=rates if not own.agree and rates[0] != rates[1] else None,
             )
             for kind, own in step.replicas.items()
         }

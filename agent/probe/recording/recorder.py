@@ -27,6 +27,7 @@ from mp_agent.probe.recording.step_measurement import ScaledPlan, StepMeasuremen
 from mp_agent.probe.recording.weight_changes import WeightChanges
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import ObservedStep, OpenStep, observed_step
+from mp_agent.records.columns import LOWEST_LEARNING_RATE
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 
@@ -175,6 +176,8 @@ class StepRecorder:
         if not plans or self._writer is None:
             return
         self._instruments.finish(step)
+        if (rate := step.scalars.get("learning_rate")) is not None:
+            step.scalars[LOWEST_LEARNING_RATE] = rate
         step.scalars["probe_seconds"] = probe_seconds
         step_seconds = perf_counter() - step.begun_seconds
         step.scalars["step_seconds"] = step_seconds

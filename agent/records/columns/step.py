@@ -15,6 +15,7 @@ UNHELD_PARAMETERS = "unheld_parameters"
 UNCHANGED_PARAMETERS = "unchanged_parameters"
 CUT_OFF_PARAMETERS = "cut_off_parameters"
 LEARNING_RATES_ZERO = "learning_rates_zero"
+LOWEST_LEARNING_RATE = "lowest_learning_rate"
 ROUNDED_RATIO = "rounded_ratio"
 BATCH_DIGEST = "batch_digest"
 BATCH_ROWS = "batch_rows"
@@ -183,6 +184,7 @@ COMMON_STEP_COLUMNS = (
         "1 if a DataLoader with several batches has delivered one since the first forward of the "
         "step before, 0 if not since then; absent where none ever has. On the same steps",
     ),
+    Column(LOWEST_LEARNING_RATE, Algebra.MIN, "learning_rate, where ranks have different ones"),
     Column(
         LEARNING_RATES_ZERO,
         Algebra.MIN,

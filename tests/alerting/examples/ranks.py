@@ -209,6 +209,8 @@ _WEIGHTS = {"kind": "weights"}
 
 _LABELS = {"kind": "weights", "step": "5600", "ranks": "3", "tensors": "norm.weight"}
 
+_RATES = {"lowest": "1e-05", "highest": "0.0001"}
+
 _APART = Example(
     title="weights that are compared periodically, and stay unequal for half an hour",
     minutes=53,
@@ -216,10 +218,12 @@ _APART = Example(
         Track(gradient_layers.REPLICA_DIVERGENCE, (*flat(0, 10), *flat(1, 30), 0), _WEIGHTS),
         Track(gradient_layers.REPLICA_DIVERGENCE_STEPS, (*flat(0, 10), 1), _WEIGHTS),
         Track(gradient_layers.DIVERGENT_RANKS, (*flat(None, 10), *flat(1, 30), "stale"), _LABELS),
+        Track(gradient_layers.DIVERGENT_RATES, (*flat(None, 10), *flat(1, 30), "stale"), _RATES),
     ),
     fires={
         Severity.CRITICAL: "Replicas of run demo are not equal. Last seen: kind weights, step "
-        "5600, ranks 3, tensors norm.weight."
+        "5600, ranks 3, tensors norm.weight. Learning rates of the ranks: lowest 1e-05, highest "
+        "0.0001."
     },
     at=35,
     not_yet=(9, 52),
