@@ -271,6 +271,7 @@ _INTERVAL_STEPS = 8
 _OUTLIERS = 3
 _FAR = 4.0
 """Distance of an outlier from the usual loss, in that of the highest loss of all other ranks."""
+_ALL_BUT_SOME = 0.75
 _UNLIKE = 2.0
 """Factor between the losses of a rank and those of others that chance does not make for long."""
 
@@ -327,13 +328,20 @@ def _outliers(ranks: tuple[int, ...], window_WR: FloatArray) -> OddRank | None:
 
 
 def _unlike(ranks: tuple[int, ...], window_WR: FloatArray) -> OddRank | None:
-    """Return the rank three quarters of whose losses are twice those of all others, or half."""
-    if window_WR.min() <= 0.0:
+    """Return the rank three quarters of whose losses are twice those of all others, or half, or 0.
+
+    Of losses that are negative a factor says nothing, nor where several ranks have some that are 0.
+    """
+    zeros_R = (window_WR == 0.0).mean(axis=0)
+    if window_WR.min() < 0.0 or np.count_nonzero(zeros_R) > 1:
+        return None
+    if 0.0 < zeros_R.max() < _ALL_BUT_SOME:
         return None
     low_R, middle_R, high_R = np.quantile(window_WR, (0.25, 0.5, 0.75), axis=0)
     above = int(low_R.argmax())
     # Of two ranks with different losses the higher one has the worse data, or labels.
     candidates = [above] if len(ranks) == 2 else [above, int(high_R.argmin())]
+    candidates = [int(zeros_R.argmax())] if zeros_R.max() else candidates
     for place in candidates:
         lower, higher = np.delete(low_R, place).min(), np.delete(high_R, place).max()
         if low_R[place] > _UNLIKE * higher or _UNLIKE * high_R[place] < lower:

@@ -143,10 +143,13 @@ class OptimizerRegistry:
         parameter, such as layers in a plain list; another thread may not be training them. Where
         none of the optimizers' own parameters has a gradient, all live modules count then.
         """
-        first, root = self.first, self.root
+        first = self.first
         plan = None if first is None else first.plan()
         if plan is None or any(each.managed for each in self.roles.watched):
             return []
+        if first is not None and (optimizer := first.optimizer) is not None:
+            self._plan_maker.find_root_again(optimizer)
+        root = self.root
         held = {id(each) for other in self._new.all() for each in optimizer_parameters(other)}
         held.update(identity for own in self.plans() for identity in own.identities)
         modules = [] if root is None else [root]

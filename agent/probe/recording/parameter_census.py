@@ -3,7 +3,8 @@
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -24,10 +25,55 @@ from mp_agent.probe.optimizers.plan import local_of
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.scalars import Scalar, scalar_of
-from mp_agent.probe.step.layer_schedule import Looks
 from mp_agent.records.columns import CUT_OFF_PARAMETERS, UNHELD_PARAMETERS
 from mp_agent.records.schema import CUT_OFF, UNHELD
 from mp_agent.records.text import as_utf8
+
+_LOOKS_APART_STEPS = 32
+_LOOKS_SHARE = 0.001
+"""Share of the time that looks of one kind take, at most."""
+_LOOKS_SECONDS_PER_STEP = 20e-6
+"""What they may take of the shortest steps all the same."""
+_SOON_STEPS = 9
+"""Odd, so that an element which goes up and down by equal amounts is not where it was."""
+
+
+class Looks:
+    """Says on which steps to look at something next, by what looking has cost.
+
+    due: the next step on which to look: the first and the tenth, and then one in 32 or more. A look
+    that is to be followed up soon and the one that does so cost as much as one.
+    """
+
+    def __init__(self) -> None:
+        self.due = 1
+        self._begun_seconds = 0.0
+        self._spent_seconds = 0.0
+        """What the looks have taken that were to be followed up."""
+        self._cost_seconds = 0.0  # the first look costs more than those that follow
+        self._last: tuple[int, float] | None = None
+        """Number of the step of the last look, and when that ended."""
+
+    def begin(self) -> None:
+        """Note that a look begins."""
+        self._begun_seconds = perf_counter()
+
+    def end(self, sequence: int, *, soon: bool = False) -> None:
+        """Note that a look of step `sequence` has ended; soon: the next one is to follow it up."""
+        now_seconds = perf_counter()
+        self._spent_seconds += now_seconds - self._begun_seconds
+        apart_steps = _LOOKS_APART_STEPS
+        if self._last is None or soon:
+            apart_steps = _SOON_STEPS
+        else:
+            before_seconds, self._cost_seconds = self._cost_seconds, self._spent_seconds
+            self._spent_seconds = 0.0
+            steps, seconds = sequence - self._last[0], self._begun_seconds - self._last[1]
+            allowed = max(_LOOKS_SHARE * seconds / max(steps, 1), _LOOKS_SECONDS_PER_STEP)
+            # Of two, since a single one may have been interrupted.
+            apart_steps = max(apart_steps, ceil(min(self._cost_seconds, before_seconds) / allowed))
+        self._last = sequence, now_seconds
+        self.due = sequence + apart_steps
 
 
 class ParameterCensus:
@@ -53,10 +99,10 @@ class ParameterCensus:
             self._trained_ratio = f"{share:.4g}"
         return self._trained_ratio
 
-    def look(self, sequence: int, scalars: dict[str, Scalar]) -> None:
+    def look(self, sequence: int, scalars: dict[str, Scalar], *, soon: bool) -> None:
         """Add to a step's `scalars` how many such parameters there are, and their names to facts.
 
-        They are counted once two looks have found them.
+        They are counted once two looks have found them. soon: whether the next look is to be soon.
         """
         self.looks.begin()
         self._names.note()
@@ -74,7 +120,8 @@ class ParameterCensus:
         flags_T = torch.stack(accelerator.on_one_device(unchanged)) if names else torch.zeros(0)
         scalars[UNHELD_PARAMETERS] = as_scalar(flags_T.sum()) if names else 0.0
         self._names.send(names, flags_T)
-        self.looks.end(sequence, soon=not self._suspects.keys() <= before.keys())
+        soon |= not self._suspects.keys() <= before.keys()
+        self.looks.end(sequence, soon=soon)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,8 +178,11 @@ class CutLayers:
         self._run = run
         self._registry = registry
         self._names = NamesOnTheWay(traits, CUT_OFF)
-        self._missing: frozenset[int] = frozenset()
+        self._missing: frozenset[int] | None = None
         """The parameters without gradient at the last look, by `id`."""
+        self._ever_missing: frozenset[int] = frozenset()
+        self._lost = False
+        """Whether some of them had one at all looks before."""
         self._looks = 0
         """How often a forward pass was looked at for these."""
         self._found: list[frozenset[str]] = []
@@ -144,16 +194,22 @@ class CutLayers:
         """The memory of what the model got."""
         self._handles: list[RemovableHandle] = []
 
-    def look(self, scalars: dict[str, Scalar]) -> None:
-        """Look at the next forward pass if parameters have no gradient."""
+    def look(self, scalars: dict[str, Scalar]) -> bool:
+        """Look at the next forward pass if parameters have no gradient; return whether soon again.
+
+        That is so where some of them had gradients at all looks before.
+        """
         slots = [slot for plan in self._registry.plans_of_run() for slot in plan.slots]
         held = [slot.parameter for slot in slots if slot.parameter.requires_grad]
         missing = frozenset(id(each) for each in held if each.grad is None)
         if missing != self._missing:
+            self._lost = self._missing is not None and not missing <= self._ever_missing
+            self._ever_missing |= missing
             self._missing, self._looks = missing, 0
             if self._found:
                 self._found, scalars[CUT_OFF_PARAMETERS] = [], 0.0
         self._due = 0 < len(missing) < len(held) and self._looks < _LOOKS_AT_MOST
+        return self._due and self._lost and self._looks < _LOOKS_AGREEING - 1
 
     def forward_begins(self, root: nn.Module | None) -> None:
         """Put the hooks on the modules for the next forward pass, if that is to be looked at."""

@@ -150,8 +150,8 @@ class StepRecorder:
 
     @contained("comparing parameters with optimizers")
     def _take_census(self, step: OpenStep) -> None:
-        self._census.look(step.sequence, step.scalars)
-        self._cut_layers.look(step.scalars)
+        soon = self._cut_layers.look(step.scalars)
+        self._census.look(step.sequence, step.scalars, soon=soon)
 
     @contained("finding layers that are cut off")
     def _look_at_order(self, step: OpenStep) -> None:

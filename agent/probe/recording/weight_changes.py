@@ -23,9 +23,8 @@ from mp_agent.probe.optimizers.plan import (
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
-from mp_agent.probe.recording.parameter_census import NamesOnTheWay, as_scalar
+from mp_agent.probe.recording.parameter_census import Looks, NamesOnTheWay, as_scalar
 from mp_agent.probe.scalars import Scalar, scalar_of
-from mp_agent.probe.step.layer_schedule import Looks
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.records.columns import ROUNDED_RATIO, UNCHANGED_PARAMETERS
 from mp_agent.records.schema import UNCHANGED

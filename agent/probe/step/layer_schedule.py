@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, isfinite, isnan, log2, sqrt
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -240,20 +239,24 @@ _NONFINITE = tuple(GRADIENT_POSITIONS[name] for name in ("nan_elements", "inf_el
 
 
 class _ZeroShares:
-    """Notices that more of the gradients' elements are exactly 0 than on any step of late.
+    """Notices that more of the gradients' elements are 0, or gone, than on any step of late.
 
     A layer that no longer gets a gradient raises that share by its own.
     """
 
     def __init__(self) -> None:
         self._shares: deque[float] = deque(maxlen=_ZERO_SHARES_KEPT)
+        self._most: deque[float] = deque(maxlen=_ZERO_SHARES_KEPT)
+        """Elements on those steps."""
 
     def rise_on(self, totals_GC: FloatArray) -> bool:
         """Return whether the share rises with this step beyond its own variation, and by 1 %."""
         zeros, elements = map(float, np.nansum(totals_GC[:, _ZEROS_OF_ELEMENTS], axis=0))
         if not elements:
             return False
-        share, shares = zeros / elements, self._shares
+        self._most.append(elements)
+        most = max(self._most)
+        share, shares = (zeros + most - elements) / most, self._shares
         known = len(shares) == _ZERO_SHARES_KEPT
         high, low = (max(shares), min(shares)) if known else (1.0, 1.0)
         shares.append(share)
@@ -376,50 +379,3 @@ def _is_looked_into(steps_in_a_row: int) -> bool:
     if steps_in_a_row <= 0:
         return False
     return steps_in_a_row <= _TROUBLE_STEPS_IN_A_ROW or steps_in_a_row % _EARLY_INTERVAL == 0
-
-
-_LOOKS_APART_STEPS = 32
-_LOOKS_SHARE = 0.001
-"""Share of the time that looks of one kind take, at most."""
-_LOOKS_SECONDS_PER_STEP = 20e-6
-"""What they may take of the shortest steps all the same."""
-_SOON_STEPS = 9
-"""Odd, so that an element which goes up and down by equal amounts is not where it was."""
-
-
-class Looks:
-    """Says on which steps to look at something next, by what looking has cost.
-
-    due: the next step on which to look: the first and the tenth, and then one in 32 or more. A look
-    that is to be followed up soon and the one that does so cost as much as one.
-    """
-
-    def __init__(self) -> None:
-        self.due = 1
-        self._begun_seconds = 0.0
-        self._spent_seconds = 0.0
-        """What the looks have taken that were to be followed up."""
-        self._cost_seconds = 0.0  # the first look costs more than those that follow
-        self._last: tuple[int, float] | None = None
-        """Number of the step of the last look, and when that ended."""
-
-    def begin(self) -> None:
-        """Note that a look begins."""
-        self._begun_seconds = perf_counter()
-
-    def end(self, sequence: int, *, soon: bool = False) -> None:
-        """Note that a look of step `sequence` has ended; soon: the next one is to follow it up."""
-        now_seconds = perf_counter()
-        self._spent_seconds += now_seconds - self._begun_seconds
-        apart_steps = _LOOKS_APART_STEPS
-        if self._last is None or soon:
-            apart_steps = _SOON_STEPS
-        else:
-            before_seconds, self._cost_seconds = self._cost_seconds, self._spent_seconds
-            self._spent_seconds = 0.0
-            steps, seconds = sequence - self._last[0], self._begun_seconds - self._last[1]
-            allowed = max(_LOOKS_SHARE * seconds / max(steps, 1), _LOOKS_SECONDS_PER_STEP)
-            # Of two, since a single one may have been interrupted.
-            apart_steps = max(apart_steps, ceil(min(self._cost_seconds, before_seconds) / allowed))
-        self._last = sequence, now_seconds
-        self.due = sequence + apart_steps

@@ -165,8 +165,20 @@ def test_gradients_that_are_more_often_zero_than_before_make_it_denser(before, s
     assert schedule.due(310) == dense
 
 
-def zeros(share: float):
-    return torch.tensor([[1.0, 1, 1000 * share, 0, 0, 1000]]).numpy()
+def zeros(share: float, elements: float = 1000):
+    return torch.tensor([[1.0, 1, elements * share, 0, 0, elements]]).numpy()
+
+
+@pytest.mark.parametrize(
+    ("before", "elements", "dense"),
+    [([1000], 900, True), ([1000], 995, False), ([1000, 400], 400, False), ([400], 1000, False)],
+)
+def test_fewer_elements_than_before_make_it_denser_as_zeros_do(before, elements, dense):
+    schedule = LayerSchedule(1000, DEFAULTS)
+    for step in range(101, 301):
+        schedule.note_step(step, {}, zeros(0.0, before[step % len(before)]))
+    schedule.note_step(301, {}, zeros(0.0, elements))
+    assert schedule.due(310) == dense
 
 
 def test_lasting_trouble_costs_ten_samples_in_five_hundred_steps():
