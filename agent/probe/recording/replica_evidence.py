@@ -31,8 +31,8 @@ log = logging.getLogger("mp_agent")
 
 _TENSORS_SAMPLED = 8
 _ELEMENTS_SAMPLED = 256
-_TENSORS_COMPARED = 32
-"""Of which a few elements are compared at once."""
+_TENSORS_COMPARED = 16
+"""Per share, of which a few elements are compared at once."""
 _LOOKED_AT = 1024
 """Elements of a tensor that show whether it is constant."""
 
@@ -162,12 +162,12 @@ class WeightBits:
         sampled.totals[plan.label] = self._measurement.totals_of_layers(plan, rows_LC, WEIGHTS)
 
     def _add_few(self, sampled: SampledRows, plan: MeasurementPlan, number: int) -> None:
-        apart = -(-len(plan.slots) // _TENSORS_COMPARED) or 1
         parts = {
-            place: part
-            for place in range(number % apart, len(plan.slots), apart)
-            if _may_be_copied(plan.shares[plan.layers[place].share])
-            and (part := _few_weights(plan.slots[place])) is not None
+            row: part
+            for share, rows in zip(plan.shares, plan.rows_of_share, strict=True)
+            for row in (_some(rows, number) if _may_be_copied(share) and plan.slots else ())
+            if (part := few_elements(plan.slots[row].parameter.detach(), plan.slots[row].part))
+            is not None
             and part.device == plan.device
         }
         if not parts:
@@ -225,9 +225,10 @@ def _rows(
     return torch.stack([columns[name] for name in family.names], dim=1)
 
 
-def _few_weights(slot: LayerSlot) -> torch.Tensor | None:
-    """Return some elements of this rank's part of a layer's weights."""
-    return few_elements(slot.parameter.detach(), slot.part)
+def _some(rows: Sequence[int], number: int) -> Sequence[int]:
+    """Return some layers of a share: the same ones on ranks whose other layers are not the same."""
+    apart = -(-len(rows) // _TENSORS_COMPARED) or 1
+    return rows[number % apart :: apart]
 
 
 def _part_weights(slot: LayerSlot) -> torch.Tensor | None:

@@ -303,10 +303,11 @@ class LayerSchedule:
     def compares_few(self, sequence: int) -> int | None:
         """Return the number of the look at a few weights on step `sequence`, None without one.
 
-        It finds within `_FEW_INTERVAL` steps what parts whole models.
+        It finds within `_FEW_INTERVAL` steps what parts whole models. Ranks that have other
+        intervals, to stay within the overhead budget, number the looks alike.
         """
-        number, rest = divmod(sequence, _FEW_INTERVAL * self.budget.layer_factor)
-        return None if rest or self.compares(sequence) else number
+        due = sequence % (_FEW_INTERVAL * self.budget.layer_factor) == 0
+        return sequence // _FEW_INTERVAL if due and not self.compares(sequence) else None
 
     def note_step(
         self, sequence: int, scalars: Mapping[str, float], totals_GC: FloatArray | None

@@ -190,3 +190,16 @@ def test_lasting_trouble_costs_ten_samples_in_five_hundred_steps():
         schedule.note_step(sequence, {"skipped": 1.0}, None)
     begins = [80, 580, 1080, 1580]
     assert due == [begin + 5 * sample for begin in begins for sample in range(10)]
+
+
+def test_ranks_with_other_intervals_number_their_looks_at_a_few_weights_alike():
+    schedules = [LayerSchedule(100, DEFAULTS) for _ in range(2)]
+    schedules[1].budget.layer_factor = 4
+    looks = [
+        {step: number for step in range(1, 1000) if (number := each.compares_few(step)) is not None}
+        for each in schedules
+    ]
+    assert list(looks[0])[:5] == [32, 64, 96, 128, 160]
+    assert 800 not in looks[0], "all weights are compared there"
+    assert set(looks[1]) >= {128, 256, 384}
+    assert all(looks[0][step] == number for step, number in looks[1].items() if step in looks[0])
