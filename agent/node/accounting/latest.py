@@ -121,7 +121,9 @@ class ReplicaTracker(Tracker):
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Account for a closed step."""
-        rates = step.get(LOWEST_LEARNING_RATE), step.get("learning_rate")
+        lowest, highest = step.get(LOWEST_LEARNING_RATE), step.get("learning_rate")
+        known = lowest is not None and highest is not None and lowest != highest
+        rates = (lowest or 0.0, highest or 0.0) if known else None
         found = {
             kind: DivergenceView(
                 agree=own.agree,
@@ -130,7 +132,7 @@ class ReplicaTracker(Tracker):
                 tensors=own.tensors,
                 unjudged=own.unjudged,
                 local=own.local,
-                rates=rates if not own.agree and rates[0] != rates[1] else None,
+                rates=None if own.agree else rates,
             )
             for kind, own in step.replicas.items()
         }
