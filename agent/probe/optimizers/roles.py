@@ -120,11 +120,13 @@ class WatchedOptimizer:
 
     def note_rate_0(self, scalars: dict[str, Scalar]) -> None:
         """Add to a step of the run whether all groups so far have rate 0, as the host knows it."""
-        if self.of_run and (optimizer := self._optimizer()) is not None:
-            rates = [group.get("lr") for group in optimizer.param_groups]
-            all_0 = all(isinstance(rate, int | float) and rate == 0.0 for rate in rates)
-            before = scalars.get(LEARNING_RATES_ZERO, 1.0)
-            scalars[LEARNING_RATES_ZERO] = float(all_0 and before == 1.0)
+        if not self.of_run or (optimizer := self._optimizer()) is None:
+            return
+        all_0 = scalars.get(LEARNING_RATES_ZERO, 1.0) == 1.0
+        for group in optimizer.param_groups:
+            rate = group.get("lr")
+            all_0 = all_0 and isinstance(rate, int | float) and rate == 0.0
+        scalars[LEARNING_RATES_ZERO] = float(all_0)
 
     def plan(self) -> MeasurementPlan | None:
         """Return what to measure, made again when needed; None once the optimizer is gone."""

@@ -187,7 +187,9 @@ class CutLayers:
         """How often a forward pass was looked at for these."""
         self._found: list[frozenset[str]] = []
         """What the last of these looks have found."""
-        self._due = False
+        self.due = False
+        """Whether to look at the next forward pass."""
+        self.looking = False
         self._owners: list[_Owner] = []
         self._calls: dict[int, _Call] = {}
         self._given: set[int] = set()
@@ -208,18 +210,19 @@ class CutLayers:
             self._missing, self._looks = missing, 0
             if self._found:
                 self._found, scalars[CUT_OFF_PARAMETERS] = [], 0.0
-        self._due = 0 < len(missing) < len(held) and self._looks < _LOOKS_AT_MOST
-        return self._due and self._lost and self._looks < _LOOKS_AGREEING - 1
+        self.due = 0 < len(missing) < len(held) and self._looks < _LOOKS_AT_MOST
+        return self.due and self._lost and self._looks < _LOOKS_AGREEING - 1
 
     def forward_begins(self, root: nn.Module | None) -> None:
-        """Put the hooks on the modules for the next forward pass, if that is to be looked at."""
-        if not self._due or root is None:
+        """Put the hooks on the modules for the next forward pass."""
+        if root is None:
             return
-        self._due = False
+        self.due = False
         self._looks += 1
         modules = list(nn.Module.named_modules(root))
         if any(is_compiled(module) for _, module in modules):
             return
+        self.looking = True
         held = {id(slot.parameter) for plan in self._registry.plans_of_run() for slot in plan.slots}
         for name, module in modules:
             own = {key: each for key, each in module._parameters.items() if id(each) in held}
@@ -237,8 +240,7 @@ class CutLayers:
 
         They count once several looks in a row have found them.
         """
-        if not self._handles:
-            return
+        self.looking = False
         for handle in self._handles:
             handle.remove()
         names = _cut_off(self._owners, self._calls, self._given)

@@ -101,7 +101,7 @@ class StepRecorder:
             self._traits.fp8_library = fp8_library(self._registry.root)
         if not step.totals:  # no record of the step is written yet: the schema may have new names
             self._traits.collections = tensor_collections.fact
-            if scaled[0][0].of_run:
+            if self._cut_layers.looking and scaled[0][0].of_run:
                 self._look_at_order(step)
             if step.sequence >= self._census.looks.due and scaled[0][0].of_run:
                 self._take_census(step)
@@ -192,7 +192,8 @@ class StepRecorder:
         """Prepare for what is measured in the forward pass of the step that follows, if due."""
         model = self._registry.root
         self._instruments.step_begins(model)
-        self._cut_layers.forward_begins(model)
+        if self._cut_layers.due:
+            self._cut_layers.forward_begins(model)
         self.forward_is_due = self._schedule.due_after(after.sequence)
         if self.forward_is_due:
             self._instruments.begin(model)

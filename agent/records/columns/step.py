@@ -188,7 +188,8 @@ COMMON_STEP_COLUMNS = (
     Column(
         LEARNING_RATES_ZERO,
         Algebra.MIN,
-        "1 if the learning rates of all parameter groups that were stepped are 0, else 0",
+        "1 if the learning rates of all parameter groups that were stepped are 0, else 0; where "
+        "learning_rate is 0",
     ),
     Column(
         CUT_OFF_PARAMETERS,

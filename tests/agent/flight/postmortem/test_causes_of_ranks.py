@@ -63,7 +63,7 @@ def test_local_sgd_is_accused_of_nothing():
     period = ((1, AVERAGED), (15, ALONE))
     assert findings_of(reducing(calm(80), *(period * 5))) == {}
     # The record begins in the middle of a run whose period is longer than it.
-    assert findings_of(reducing(calm(40, first=500), (40, ALONE))) == {}
+    assert findings_of(reducing(calm(30, first=500), (30, ALONE))) == {}
 
 
 def test_an_optimizer_without_gradients_names_the_tensors_that_have_some():
