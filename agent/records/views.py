@@ -291,6 +291,8 @@ class AgentView:
     setting_errors: int
     records_dropped: int
     series_dropped: int
+    rank_series_left_out: float | None = None
+    """None without `rank_series`."""
     scrape_duration_seconds: float | None
     unsupported: tuple[str, ...]
     exports: tuple[ExportAccount, ...] = ()

@@ -178,6 +178,13 @@ class Settings(BaseSettings):
     max_series: int = Field(
         20_000, ge=100, description="Maximum number of series that one node agent exports."
     )
+    rank_series: int | None = Field(
+        None,
+        ge=0,
+        description="Maximum number of series that one node agent exports of the healthy ranks of "
+        "a run, the worst first. Of the others it exports `mp_agent_rank_up` alone; ranks in "
+        "trouble keep all of theirs. Without a value there is no limit.",
+    )
     exporters: Exporters = Field(("prometheus",), description="Enabled exporters.")
     trackers: Trackers = Field(
         (),

@@ -16,6 +16,7 @@ from tests.outputs.texts import texts
 
 EXPECTED = Path(__file__).parent / "expected"
 WITHOUT_VALUE = frozenset({"mp_agent.zero_epsilon.info", "mp_agent.cut_off_parameters.info"})
+WITHOUT_VALUE = frozenset({"mp_agent.zero_epsilon.info", "mp_agent.rank_series.left_out"})
 """Metrics that no canonical run has a value of."""
 
 

@@ -55,6 +55,13 @@ AGENT_METRICS = (
     RECORDS_DROPPED,
     SERIES_DROPPED,
     agent_gauge(
+        "mp_agent.rank_series.left_out",
+        "{series}",
+        help="Series of healthy ranks of this node that rank_series leaves out now; absent "
+        "without rank_series.",
+        read=lambda agent: agent.rank_series_left_out,
+    ),
+    agent_gauge(
         "mp_agent.scrape.duration",
         "s",
         help="Time that the previous scrape took to render.",

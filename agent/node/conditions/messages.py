@@ -206,6 +206,19 @@ class ConditionNotifier:
             return b""
         return encode_news(self._news)
 
+    @property
+    def named_ranks(self) -> frozenset[int]:
+        """The ranks that conditions name which hold now, as far as the last events say."""
+        holding: set[tuple[str, str, str]] = set()
+        for event in self._news.after(0):
+            condition = event.condition
+            named = (condition.name, condition.severity, condition.rank)
+            if event.state == "resolved":
+                holding.discard(named)
+            else:
+                holding.add(named)
+        return frozenset(int(rank) for _, _, rank in holding if rank.isdecimal())
+
     def adopt_from_root(self, content: bytes) -> None:
         """Publish the root's events to the ranks of this node; b"" means none."""
         if not content or content == self._adopted:

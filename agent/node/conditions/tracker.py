@@ -308,6 +308,11 @@ class ConditionTracker:
         """Called with every event; what one raises is logged."""
         return self._notifier.listeners
 
+    @property
+    def named_ranks(self) -> frozenset[int]:
+        """The ranks that conditions name which hold now; on every node, by the root's events."""
+        return self._notifier.named_ranks
+
     def recent_news(self, now_seconds: float) -> bytes:
         """Return the recent events for other nodes; b"" if there are none."""
         return self._notifier.recent_news(now_seconds)

@@ -40,7 +40,7 @@ class SnapshotProvider:
         self.scrape_seconds: float | None = None
         """Time that rendering the last scrape took."""
         self._thresholds = usable_values(settings)[0].limits
-        self._builder = SnapshotBuilder(self._thresholds, settings.max_series)
+        self._builder = SnapshotBuilder(self._thresholds, settings.max_series, settings.rank_series)
         self._registry = registry
         self._push_service = push_service
         self._flight = flight

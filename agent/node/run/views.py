@@ -86,6 +86,7 @@ def run_export(
             for _, source in sorted(attempt.sources.items())
         ],
         faded_ranks=state.departed_ranks.expired(now_seconds),
+        named_ranks=state.conditions.named_ranks,
         agent=agent_view(
             attempt,
             totals,

@@ -11,6 +11,7 @@ from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.node.accounting.accumulator import CounterStore, Labels, labelled
 from mp_agent.node.series.layer_budget import LayerBudget
 from mp_agent.records.columns import FAMILIES, ColumnFamily
+from mp_agent.records.steps import EndReason
 from mp_agent.records.views import AgentView, LayerView, RankView, RunView
 
 _SPACE = 1.2
@@ -66,9 +67,8 @@ class LayerMetrics:
 
 log = logging.getLogger("mp_agent.node")
 
-_KEPT_OF_FADED_RANKS = {
-    BY_PROMETHEUS_NAME[name] for name in ("mp_agent_rank_up", "mp_agent_rank_info")
-}
+_RANK_UP = BY_PROMETHEUS_NAME["mp_agent_rank_up"]
+_KEPT_OF_FADED_RANKS = {_RANK_UP, BY_PROMETHEUS_NAME["mp_agent_rank_info"]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,6 +87,8 @@ class RunExport:
     """Ranks that have been gone for so long that only their being gone is shown."""
     agent: AgentView
     counters: CounterStore
+    named_ranks: frozenset[int] = frozenset()
+    """Ranks that conditions name."""
     layer_budget: LayerBudget = field(default_factory=LayerBudget)
     """Decides which layers are exported individually when there are too many."""
 
@@ -103,6 +105,63 @@ class RunExport:
             yield ("" if self.node_rank is None else str(self.node_rank),), self.agent
         elif self.view is not None:
             yield (), self.view
+
+    @property
+    def troubled_ranks(self) -> frozenset[int]:
+        """The ranks that something is wrong with, as far as this node knows."""
+        own = {rank.identity.rank for rank in self.ranks if _is_troubled(rank)}
+        return self.named_ranks | own | (set() if self.view is None else _named(self.view))
+
+
+def _is_troubled(rank: RankView) -> bool:
+    """Return whether a rank itself shows that it died, or that its last loss was not finite."""
+    died = not rank.up and rank.state.end_reason is not EndReason.COMPLETED
+    return died or (rank.values or {}).get("loss_nonfinite", 0.0) > 0
+
+
+def _named(run: RunView) -> set[int]:
+    """Return the ranks that metrics of the run name."""
+    ranks = {laggard.rank for laggard in run.laggards}
+    ranks |= {one.rank for one in (run.straggler, run.loss_outliers, run.loss_level) if one}
+    ranks.update(*(replicas.minority_ranks for replicas in run.replicas.values()))
+    if run.latest.step is not None:
+        ranks.update(run.latest.step.missing_ranks)
+    if run.first_nonfinite is not None and run.first_nonfinite.rank.isdecimal():
+        ranks.add(int(run.first_nonfinite.rank))
+    return ranks
+
+
+_MUCH_WORSE = 2.0
+"""How many times as long a rank must compute to take the series of another."""
+
+
+def worst_ranks(
+    ranks: Sequence[RankView], series: Mapping[str, int], room: int, known: frozenset[str]
+) -> frozenset[str]:
+    """Return which healthy ranks have their own series, those with the longest lag first.
+
+    Then those that compute longest before their first collective. The ones that are known stay,
+    but for the much worse, so that series rarely come and go.
+
+    series: of each rank, by its label. known: the last result.
+    """
+    furthest = max((rank.step or 0 for rank in ranks), default=0)
+
+    def badness(rank: RankView) -> tuple[float, float, int]:
+        # Ranks are read one after the other, while they make a step.
+        lag = max(furthest - (rank.step or 0) - 1, 0)
+        compute = (rank.values or {}).get("compute_seconds", 0.0)
+        kept = _MUCH_WORSE if str(rank.identity.rank) in known else 1.0
+        return lag, compute * kept, -rank.identity.rank
+
+    own = set()
+    for rank in sorted(ranks, key=badness, reverse=True):
+        label = str(rank.identity.rank)
+        if series.get(label, 0) > room:
+            break
+        room -= series.get(label, 0)
+        own.add(label)
+    return frozenset(own)
 
 
 def samples_of(
@@ -145,10 +204,13 @@ class SnapshotBuilder:
 
     thresholds: Mapping[str, float]
     max_series: int
+    rank_series: int | None = None
     metrics: Sequence[Metric] = METRICS
     families: Sequence[ColumnFamily] = FAMILIES
     _dropped: dict[str, int] = field(default_factory=dict)
     _failed: set[str] = field(default_factory=set)
+    _own_ranks: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Healthy ranks with their own series, by run."""
     _layer_metrics: LayerMetrics = field(init=False)
 
     def __post_init__(self) -> None:
@@ -164,7 +226,14 @@ class SnapshotBuilder:
         families = {
             metric: self._family(metric, exports)
             for metric in self.metrics
-            if metric.scope is not Scope.LAYER
+            if metric.scope is Scope.RANK
+        }
+        if self.rank_series is not None:
+            families, exports = self._limit_ranks(families, exports, self.rank_series)
+        families |= {
+            metric: self._family(metric, exports)
+            for metric in self.metrics
+            if metric.scope not in (Scope.LAYER, Scope.RANK)
         }
         room = self.max_series - sum(map(_series_count, families.values()))
         shown = self._choose_layer_metrics(exports, room)
@@ -191,6 +260,38 @@ class SnapshotBuilder:
                     self._failed.add(metric.name)
                     log.exception("%s cannot be read", metric.name)
         return Family(metric, tuple(samples))
+
+    def _limit_ranks(
+        self, families: Mapping[Metric, Family], exports: Sequence[RunExport], room: int
+    ) -> tuple[dict[Metric, Family], list[RunExport]]:
+        """Return the families of ranks within `rank_series`, and who counts what is left out."""
+        series = Counter(
+            sample.labels[:2]
+            for metric, family in families.items()
+            if metric is not _RANK_UP
+            for sample in family.samples
+        )
+        hidden: set[Labels] = set()
+        counting = []
+        for export in exports:
+            run, troubled = export.run, export.troubled_ranks
+            healthy = [rank for rank in export.ranks if rank.identity.rank not in troubled]
+            of_rank = {rank: count for (owner, rank), count in series.items() if owner == run}
+            known = self._own_ranks.get(run, frozenset())
+            own = self._own_ranks[run] = worst_ranks(healthy, of_rank, room, known)
+            others = {str(rank.identity.rank) for rank in healthy} - own
+            hidden |= {(run, rank) for rank in others}
+            left_out = float(sum(of_rank.get(rank, 0) for rank in others))
+            counting.append(
+                replace(export, agent=replace(export.agent, rank_series_left_out=left_out))
+            )
+        limited = {
+            metric: family
+            if metric is _RANK_UP
+            else Family(metric, tuple(s for s in family.samples if s.labels[:2] not in hidden))
+            for metric, family in families.items()
+        }
+        return limited, counting
 
     def _choose_layer_metrics(self, exports: Sequence[RunExport], room: int) -> tuple[Metric, ...]:
         """Return the layer metrics to export; count the series of those that give way."""
