@@ -1,5 +1,6 @@
 """PromQL of the panels. Metrics are named as in the catalog, or importing this fails."""
 
+from mp_agent.alerting.rules.rule_file import RANK_RECORDS
 from mp_agent.catalog.metric import Kind
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 
@@ -28,6 +29,13 @@ def series(name: str, matchers: str = "") -> str:
                 raise KeyError(name)
     BY_PROMETHEUS_NAME[base]
     return f"{name}{{{','.join(filter(None, (SELECTED, matchers)))}}}"
+
+
+def recorded(name: str) -> str:
+    """Return a selector of what a rule records of the ranks. An unknown name: KeyError."""
+    if name not in RANK_RECORDS:
+        raise KeyError(name)
+    return f"{name}{{{SELECTED}}}"
 
 
 def by_run(

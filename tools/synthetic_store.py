@@ -141,6 +141,31 @@ def fill(promtool: Path, data: Path, size: Size, end_unix_seconds: int) -> int:
     return series
 
 
+def record(
+    binaries: tuple[Path, Path], directory: Path, rules: Path, size: Size, end_unix_seconds: int
+) -> None:
+    """Add to the store in `directory`/data what rules would have recorded meanwhile.
+
+    binaries: promtool and Prometheus.
+    """
+    promtool, prometheus = binaries
+    with prometheus_over(prometheus, directory) as url:
+        subprocess.run(
+            [
+                promtool,
+                *("tsdb", "create-blocks-from", "rules"),
+                f"--start={int(end_unix_seconds - size.hours * 3600)}",
+                f"--end={end_unix_seconds}",
+                f"--eval-interval={size.interval_seconds}s",
+                f"--url={url}",
+                f"--output-dir={directory / 'data'}",
+                rules,
+            ],
+            check=True,
+            capture_output=True,
+        )
+
+
 @contextmanager
 def prometheus_over(
     binary: Path, directory: Path, *, rules: Path | None = None, evaluation_seconds: int = 5

@@ -28,7 +28,7 @@ from mp_agent.catalog.metric import Metric
 from mp_agent.catalog.metrics import agent
 from mp_agent.catalog.thresholds import level_label
 
-__all__ = ["RUN_LABELS", "label_text", "number_text", "promql", "quoted"]
+__all__ = ["RUN_LABELS", "label_text", "number_text", "promql", "quoted", "selector"]
 
 RUN_LABELS = ("cluster", "namespace", "job", "run")
 """What a scraper knows a run by; every alert is of one run."""
@@ -102,17 +102,17 @@ def label_text(value: str | Limit) -> str:
 
 def _series(series: Series, values: Values) -> str:
     function, window = series.over or ("last_over_time", SCRAPE_GAP)
-    selector = _selector(series.metric, series.matchers, values)
-    text = f"{function}({selector}{_range(window, series.before, values)})"
+    chosen = selector(series.metric, series.matchers, values)
+    text = f"{function}({chosen}{_range(window, series.before, values)})"
     return f"{series.aggregate} by ({', '.join((*RUN_LABELS, *series.keep))}) ({text})"
 
 
 def _count(count: Count, values: Values) -> str:
     """Of copies of one series (scraped twice, or by two Prometheis) the largest counts."""
-    series = _selector(count.metric, count.matchers, values)
+    series = selector(count.metric, count.matchers, values)
     within = _range(count.window, count.before, values)
     earlier = _range(SCRAPE_GAP, (count.window, *count.before), values)
-    counting = _selector(agent.COUNTING, (), values)
+    counting = selector(agent.COUNTING, (), values)
     age = f"last_over_time({counting}{_range(SCRAPE_GAP, count.before, values)})"
     born = (
         f"last_over_time({series}{within})\n"
@@ -143,13 +143,13 @@ def _comparison(node: Compare, values: Values) -> str:
 
 
 def _gone(node: Gone, values: Values) -> str:
-    series = f"{_selector(node.metric, (), values)}[{values.duration(node.window)}]"
+    series = f"{selector(node.metric, (), values)}[{values.duration(node.window)}]"
     at_target = f"(last_over_time({series}) == 1)\nunless {_ON_TARGET}\n(up == 0)"
     return f"max {_BY_RUN} {_enclosed(at_target)}"
 
 
 def _unreachable(node: Unreachable, values: Values) -> str:
-    series = f"{_selector(node.metric, (), values)}[{values.duration(node.window)}]"
+    series = f"{selector(node.metric, (), values)}[{values.duration(node.window)}]"
     failing = f"max_over_time(up[{values.duration(node.failing)}])"
     at_target = f"(last_over_time({series}) == 1)\nand {_ON_TARGET}\n({failing} == 0)"
     return f"max {_BY_RUN} {_enclosed(at_target)}"
@@ -157,7 +157,7 @@ def _unreachable(node: Unreachable, values: Values) -> str:
 
 def _silent(node: Silent, values: Values) -> str:
     targets, window = f"up{{{values.selectors['targets']}}}", values.duration(node.window)
-    shown = f"present_over_time({_selector(node.metric, (), values)}[{window}])"
+    shown = f"present_over_time({selector(node.metric, (), values)}[{window}])"
     without = f"{targets}\nand\n{targets} offset {window}\nunless {_ON_TARGET}\n{shown}"
     return f"count {_BY_JOB} {_enclosed(without)}"
 
@@ -203,7 +203,8 @@ def _range(window: Duration, before: tuple[Duration, ...], values: Values) -> st
     return f"[{values.duration(window)}]{offset}"
 
 
-def _selector(metric: Metric, matchers: tuple[Where, ...], values: Values) -> str:
+def selector(metric: Metric, matchers: tuple[Where, ...], values: Values) -> str:
+    """Return the selector of a metric's series, with what a site has added."""
     own = (
         f"{matcher.label}{matcher.operator}{quoted(label_text(matcher.value))}"
         for matcher in matchers

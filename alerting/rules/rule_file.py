@@ -12,12 +12,14 @@ from mp_agent.alerting.alertmanager import (
 )
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import GROUPS
-from mp_agent.alerting.expressions.promql import promql
-from mp_agent.alerting.expressions.terms import Recorded, walk
+from mp_agent.alerting.durations import SCRAPE_GAP
+from mp_agent.alerting.expressions.promql import RUN_LABELS, promql, selector
+from mp_agent.alerting.expressions.terms import Recorded, Where, walk
 from mp_agent.alerting.pages import REFERENCE, render_reference, runbook_pages
 from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.values import Values, values_in_force
 from mp_agent.alerting.yaml_text import yaml_text
+from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 
 RULES_FILE = "mp_agent.rules.yaml"
 _DIRECTORY = "alerting/rendered"
@@ -40,7 +42,7 @@ def render_rules(
     """Return the rule file: a group per part of the catalog, a rule per condition and severity.
 
     What several conditions of a group look at is recorded first, in the same group, so that the
-    alerts see it as of the same moment.
+    alerts see it as of the same moment. Groups of what boards show of ranks come last.
     """
     rule_groups = []
     for group, conditions in groups.items():
@@ -56,7 +58,121 @@ def render_rules(
         ]
         if rules:
             rule_groups.append({"name": f"mp-agent.{group}", "rules": rules})
+    rule_groups += [
+        {"name": f"mp-agent.{group}", "rules": _records(expressions)}
+        for group, expressions in rank_recordings(values).items()
+    ]
     return yaml_text({"groups": rule_groups}, heading or rules_heading())
+
+
+_RUN = ", ".join(RUN_LABELS)
+_ODD = 1.1
+"""A rank is named where its time is so many times that of others: below, the worst are random."""
+_ODD_NORM = 2
+_LAG_STEPS = 5
+"""Ranks are scraped at different times: fewer steps are no lag."""
+_AGE_SECONDS = 120
+
+
+def rank_recordings(values: Values) -> Mapping[str, Mapping[str, str]]:
+    """Return what is recorded of all ranks of a run: by group, expressions by recorded name.
+
+    Boards read this, never the ranks themselves: a query over hours of 100 000 ranks takes minutes,
+    or is refused. Of single ranks and nodes at most ten are recorded at a time, and only those that
+    stand out: the worst of equals would be others each time, and in the end all of them.
+    """
+
+    def ranks(name: str, *matchers: Where) -> str:
+        return selector(BY_PROMETHEUS_NAME[name], matchers, values)
+
+    def all_of(aggregate: str, expression: str, *keep: str) -> str:
+        return f"{aggregate} by ({', '.join((_RUN, *keep))}) ({expression})"
+
+    def worst(expression: str, *keep: str) -> str:
+        ten = f"topk by ({_RUN}) (10, {expression})"
+        return all_of("max", ten, *keep)
+
+    def median(series: str) -> str:
+        return f"quantile by ({_RUN}) (0.5, {series})"
+
+    def against(run: str) -> str:
+        return f"on ({_RUN}) group_left () ({run})"
+
+    up, step = ranks("mp_agent_rank_up"), ranks("mp_agent_rank_step")
+    compute, loss = ranks("mp_agent_rank_compute_seconds"), ranks("mp_agent_rank_loss")
+    norm = ranks("mp_agent_rank_local_grad_norm")
+    at = ranks("mp_agent_rank_last_step_timestamp_seconds")
+    alive = f"{at} unless on ({_RUN}, rank) ({up} == 0)"
+    furthest = all_of("max", step)
+    last = f"bottomk by ({_RUN}) (10, {step})"
+    parts = "mp_agent_rank_step_part_seconds_total"
+    window = values.duration(SCRAPE_GAP)
+    mean = all_of("avg", f"rate({ranks(parts)}[{window}])", "part")
+    own = f"rate({ranks(parts, Where('part', '!=', 'backward'))}[{window}])"
+    lags = f"{furthest} - on ({_RUN}) group_right () {step}"
+    ratios = f"{compute} / {against(median(compute))}"
+    return {
+        "ranks-up": {
+            "run:mp_agent_rank_up:sum": all_of("sum", up),
+            "run:mp_agent_rank_up:count": all_of("count", up),
+            "run_phase:mp_agent_rank_phase_info:count": all_of(
+                "count", ranks("mp_agent_rank_phase_info"), "phase"
+            ),
+        },
+        "ranks-steps": {
+            "run_lag:mp_agent_rank_step:count": f"count_values by ({_RUN}) "
+            f'("lag", clamp_max(round({lags}, 5), 50))',
+            "run_rank:mp_agent_rank_step:lag": all_of(
+                "max", f"{furthest} - on ({_RUN}) group_right () ({last})", "rank"
+            )
+            + f" > {_LAG_STEPS}",
+            "run:mp_agent_rank_last_step_timestamp_seconds:age": f"time() - {all_of('min', alive)}",
+            "run_rank:mp_agent_rank_last_step_timestamp_seconds:age": f"time() - "
+            f"{all_of('min', f'bottomk by ({_RUN}) (10, {alive})', 'rank')} > {_AGE_SECONDS}",
+        },
+        "ranks-compute": {
+            "run:mp_agent_rank_compute_seconds:median": median(compute),
+            "run:mp_agent_rank_compute_seconds:max": all_of("max", compute),
+            "run_rank:mp_agent_rank_compute_seconds:max": f"{worst(compute, 'rank')} > "
+            f"{against(f'{_ODD} * {median(compute)}')}",
+            "run_node:mp_agent_rank_compute_seconds:min": "topk by "
+            f"({_RUN}) (10, {all_of('min', compute, 'instance')}) > "
+            f"{against(f'{_ODD} * {median(compute)}')}",
+        },
+        "ranks-compute-ratio": {
+            "run_ratio:mp_agent_rank_compute_seconds:count": f"count_values by ({_RUN}) "
+            f'("ratio", clamp_max(round({ratios}, 0.1), 3))',
+        },
+        "ranks-loss": {
+            "run:mp_agent_rank_loss:min": all_of("min", loss),
+            "run:mp_agent_rank_loss:median": median(loss),
+            "run:mp_agent_rank_loss:max": all_of("max", loss),
+            "run_rank:mp_agent_rank_loss_nonfinite_steps:max": worst(
+                f"{ranks('mp_agent_rank_loss_nonfinite_steps_total')} > 0", "rank"
+            ),
+        },
+        "ranks-local-gradients": {
+            "run:mp_agent_rank_local_grad_norm:median": median(norm),
+            "run_rank:mp_agent_rank_local_grad_norm:max": f"{worst(norm, 'rank')} > "
+            f"{against(f'{_ODD_NORM} * {median(norm)}')}",
+            "run_rank:mp_agent_rank_local_grad_nonfinite_elements:max": worst(
+                f"{ranks('mp_agent_rank_local_grad_nonfinite_elements_total')} > 0", "rank"
+            ),
+        },
+        "ranks-step-parts": {
+            "run_part:mp_agent_rank_step_part_seconds:rate": mean,
+            "run_rank_part:mp_agent_rank_step_part_seconds:rate": all_of(
+                "max", f"topk by ({_RUN}, part) (10, {own})", "rank", "part"
+            )
+            + f" > on ({_RUN}, part) group_left () ({_ODD} * {mean})",
+        },
+    }
+
+
+RANK_RECORDS = frozenset(
+    name for group in rank_recordings(values_in_force()).values() for name in group
+)
+"""What is recorded of ranks."""
 
 
 def rendered_files() -> Mapping[str, str]:
@@ -82,9 +198,11 @@ def _recordings(levels: Sequence[Level], values: Values) -> list[dict[str, Any]]
         for node in walk(level.when)
         if isinstance(node, Recorded)
     }
-    return [
-        {"record": name, "expr": promql(signal, values) + "\n"} for name, signal in recorded.items()
-    ]
+    return _records({name: promql(signal, values) for name, signal in recorded.items()})
+
+
+def _records(expressions: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"record": name, "expr": text + "\n"} for name, text in expressions.items()]
 
 
 def _rule(

@@ -1,12 +1,13 @@
 """Telemetry: what the agent itself costs, drops and fails at."""
 
 from grafana.panel import PER_SECOND, Board, Column, Panel, Query, Row, View, help_of
-from grafana.queries import RUN, by_run, increase, rate, series
+from grafana.queries import RUN, aggregated, by_run, increase, rate, recorded, series
 from mp_agent.alerting.conditions.agent import TELEMETRY_DEGRADED
 
 _TELEMETRY_DEGRADED = (TELEMETRY_DEGRADED,)
 _PER_RUN = ", ".join(RUN)
 _AGENTS = by_run("mp_agent_build_info", keep=("node_rank", "version"))
+_RANKS = aggregated(recorded("run:mp_agent_rank_up:count"), "max")
 _ACTIVE = f"({by_run('mp_agent_run_active')} == 1)"
 _NODE, _EXPORTER = ("node_rank",), ("exporter",)
 _BOTH = (*_EXPORTER, *_NODE)
@@ -25,8 +26,7 @@ _COST = Row(
             minimum=0,
             queries=(
                 Query(
-                    f"{rate('mp_agent_probe_seconds_total')} "
-                    f"/ on ({_PER_RUN}) count by ({_PER_RUN}) ({series('mp_agent_rank_up')})",
+                    f"{rate('mp_agent_probe_seconds_total')} / on ({_PER_RUN}) {_RANKS}",
                     "{{run}}",
                 ),
             ),

@@ -144,7 +144,7 @@ def test_rates_follow_the_rate_interval_and_counters_are_never_shown_raw_in_a_gr
 def test_every_selector_of_ours_keeps_to_what_the_variables_select(panel: dict[str, Any]) -> None:
     """target-job-rule; target-instance-rule is left out: a run outlives its pods."""
     for expression in expressions(panel):
-        for selector in re.findall(r"mp_agent_\w+(\{[^}]*\})?", expression):
+        for selector in re.findall(r"\bmp_agent_[\w:]+(\{[^}]*\})?", expression):
             for label in ("cluster", "namespace", "job", "run"):
                 assert f'{label}=~"${label}"' in selector, expression
 

@@ -23,18 +23,18 @@ SHOWN: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "mp-agent-fleet": (11, 12),
         # Scale, end, alerts, conditions, first non-finite value, loss, loss scale, headroom.
         "mp-agent-run": (2, 6, 10, 11, 14, 15, 20, 21, 25, 27, 37),
-        "mp-agent-ranks": (6, 12, 13, 14, 15, 16, 21),
+        "mp-agent-ranks": (6, 12, 15, 16, 21),
     },
     # Healthy from its first hundred steps on.
     "calibrating": {
         "mp-agent-run": (2, 6, 20, 25, 37, 45),
-        "mp-agent-ranks": (6, 12, 13, 14, 15, 16, 17, 18),
+        "mp-agent-ranks": (6, 12, 15, 16, 17),
     },
     "explosion": {"mp-agent-fleet": (11, 12), "mp-agent-run": (2, 10, 14, 15)},
     "kill": {"mp-agent-fleet": (11,), "mp-agent-run": (2, 6, 10, 37)},
     "two-nodes": {
         "mp-agent-run": (2, 6, 37, 45),
-        "mp-agent-ranks": (6, 12, 13, 14, 15, 16, 17, 18),
+        "mp-agent-ranks": (6, 12, 15, 16, 17),
         # Nodes, and the time since the last push between them.
         "mp-agent-self": (20, 22),
     },

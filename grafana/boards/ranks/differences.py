@@ -1,16 +1,13 @@
 """Where ranks differ: replicas that must be equal, phases, losses."""
 
 from grafana.panel import Panel, Query, Row, View, help_of
-from grafana.queries import by_run, increase, series, worst_over_range
+from grafana.queries import by_run, increase, recorded, worst_of
 from grafana.style import AGREEMENT
 from mp_agent.alerting.conditions.batches import RANK_LOSS_OUTLIERS, RANK_LOSS_UNLIKE
 from mp_agent.alerting.conditions.nonfinite import LOSS_NONFINITE, RANK_NONFINITE
 from mp_agent.alerting.conditions.ranks import REPLICA_DIVERGENCE
 
-_POINTS = 100
-"""Enough for a picture; every one looks at all ranks."""
-_PHASES = by_run("mp_agent_rank_phase_info", keep=("rank", "phase"))
-_LOSS = series("mp_agent_rank_loss")
+_PHASES = recorded("run_phase:mp_agent_rank_phase_info:count")
 _OWN_NORM = "mp_agent_rank_local_grad_norm"
 _OWN_NONFINITE = "mp_agent_rank_local_grad_nonfinite_elements_total"
 _OFF = "measure_local_gradients is off"
@@ -59,8 +56,7 @@ DIFFERENCES = Row(
             height=6,
             minimum=0,
             decimals=0,
-            most_points=_POINTS,
-            queries=(Query(f"count by (phase) ({_PHASES})", "{{phase}}"),),
+            queries=(Query(f"sum by (phase) ({_PHASES})", "{{phase}}"),),
         ),
         Panel(
             id=20,
@@ -68,11 +64,10 @@ DIFFERENCES = Row(
             description="Smallest, median and largest of the ranks' own losses. A single "
             "outlier indicates the rank's data or hardware.",
             width=12,
-            most_points=_POINTS,
             queries=(
-                Query(f"min({_LOSS})", "smallest"),
-                Query(f"quantile(0.5, {_LOSS})", "median"),
-                Query(f"max({_LOSS})", "largest"),
+                Query(f"min({recorded('run:mp_agent_rank_loss:min')})", "smallest"),
+                Query(f"max({recorded('run:mp_agent_rank_loss:median')})", "median"),
+                Query(f"max({recorded('run:mp_agent_rank_loss:max')})", "largest"),
             ),
             runbooks=(RANK_LOSS_OUTLIERS, RANK_LOSS_UNLIKE),
         ),
@@ -85,11 +80,13 @@ DIFFERENCES = Row(
             minimum=0,
             nothing="All losses were finite",
             sparse=True,
-            most_points=_POINTS,
             queries=(
                 Query(
-                    worst_over_range("mp_agent_rank_loss_nonfinite_steps_total", 10, keep=("rank",))
-                    + " > 0",
+                    worst_of(
+                        recorded("run_rank:mp_agent_rank_loss_nonfinite_steps:max"),
+                        10,
+                        keep=("rank",),
+                    ),
                     "rank {{rank}}",
                     optional=True,
                 ),
@@ -99,16 +96,18 @@ DIFFERENCES = Row(
         Panel(
             id=25,
             title="Gradient norms before the reduction",
-            description=help_of(_OWN_NORM) + " The ten ranks with the largest, and the median of "
-            "all: a rank far from it has unusual data or faulty hardware.",
+            description=help_of(_OWN_NORM) + " The median of all ranks, and the ten ranks with "
+            "the largest of those above twice the median: their data is unusual, or their hardware "
+            "faulty.",
             width=12,
             nothing=_OFF,
-            most_points=_POINTS,
             queries=(
                 Query(
-                    worst_over_range(_OWN_NORM, 10, keep=("rank",)), "rank {{rank}}", optional=True
+                    worst_of(recorded(f"run_rank:{_OWN_NORM}:max"), 10, keep=("rank",)),
+                    "rank {{rank}}",
+                    optional=True,
                 ),
-                Query(f"quantile(0.5, {series(_OWN_NORM)})", "median", optional=True),
+                Query(f"max({recorded(f'run:{_OWN_NORM}:median')})", "median", optional=True),
             ),
             runbooks=(RANK_NONFINITE,),
         ),
@@ -120,10 +119,13 @@ DIFFERENCES = Row(
             minimum=0,
             nothing=f"All were finite, or {_OFF}",
             sparse=True,
-            most_points=_POINTS,
             queries=(
                 Query(
-                    worst_over_range(_OWN_NONFINITE, 10, keep=("rank",)) + " > 0",
+                    worst_of(
+                        recorded("run_rank:mp_agent_rank_local_grad_nonfinite_elements:max"),
+                        10,
+                        keep=("rank",),
+                    ),
                     "rank {{rank}}",
                     optional=True,
                 ),

@@ -1,13 +1,14 @@
 """The first rows of Ranks: how many are in trouble, and which."""
 
 from grafana.panel import Column, Panel, Query, Row, View, above, help_of
-from grafana.queries import RUN, by_run, series
+from grafana.queries import RUN, aggregated, by_run, recorded, series
 from grafana.style import ANY_IS_NOTABLE, COVERAGE
 from mp_agent.alerting.conditions.agent import COVERAGE_LOW
 from mp_agent.alerting.conditions.ranks import RANK_STALLED, RANK_STRAGGLER, REPLICA_DIVERGENCE
 
 _ACTIVE = f"({by_run('mp_agent_run_active')} == 1)"
-_UP = by_run("mp_agent_rank_up", keep=("rank",))
+_UP = aggregated(recorded("run:mp_agent_rank_up:sum"), "max")
+_SEEN = aggregated(recorded("run:mp_agent_rank_up:count"), "max")
 _OF_ACTIVE = f"and on ({', '.join(RUN)}) {_ACTIVE}"
 SLOWEST = (
     f"{by_run('mp_agent_straggler_slowdown')} * on ({', '.join(RUN)}) group_right "
@@ -43,7 +44,7 @@ GLANCE = Row(
             2,
             "Ranks gone",
             "Ranks whose process has ended while the run continues.",
-            Query(f"sum((1 - {_UP}) {_OF_ACTIVE}) or vector(0)", instant=True),
+            Query(f"sum(({_SEEN} - {_UP}) {_OF_ACTIVE}) or vector(0)", instant=True),
             decimals=0,
             steps=ANY_IS_NOTABLE,
         ),

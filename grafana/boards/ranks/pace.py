@@ -2,47 +2,27 @@
 
 from grafana.boards.ranks.glance import SLOWEST
 from grafana.panel import Panel, Query, Row, View, above, help_of
-from grafana.queries import RUN, aggregated, by_run, chosen, rate, series, worst_over_range
+from grafana.queries import RUN, aggregated, by_run, chosen, recorded, worst_of
 from mp_agent.alerting.conditions.ranks import RANK_STALLED, RANK_STRAGGLER
 
 _RANK = ("rank",)
-_POINTS = 100
-"""Enough for a picture; every one looks at all ranks."""
 _HEATMAP_POINTS = 60
 
-_STEP = series("mp_agent_rank_step")
-_LATEST = f"last_over_time({_STEP}[$__range] @ end())"
-_FURTHEST_BEHIND = f"bottomk(10, {aggregated(_LATEST, 'max', keep=_RANK)})"
-"""The ranks furthest behind at the end of the time range."""
-_THEIR_STEPS = aggregated(chosen(_STEP, _FURTHEST_BEHIND, keep=_RANK), "max", keep=_RANK)
-_LAG = f"scalar(max({_STEP})) - {_THEIR_STEPS}"
+_LAG = recorded("run_rank:mp_agent_rank_step:lag")
+_COMPUTE = "mp_agent_rank_compute_seconds"
+_LONGEST = recorded(f"run_rank:{_COMPUTE}:max")
+_MEDIAN = f"max({recorded(f'run:{_COMPUTE}:median')})"
+_AGE = "mp_agent_rank_last_step_timestamp_seconds:age"
 
-_COMPUTE = series("mp_agent_rank_compute_seconds")
-
-_PARTS = "mp_agent_rank_step_part_seconds_total"
-_OWN_PARTS = series(_PARTS, 'part!="backward"')
-"""Parts of a rank's own; in backward it waits for others."""
+_PARTS = "mp_agent_rank_step_part_seconds"
 _RANK_AND_PART = ("rank", "part")
-
-
-def _less_mean(rates: str, of_ranks: str) -> str:
-    """Return the rates of some ranks, less the mean over all ranks of the same part."""
-    own = aggregated(of_ranks, "sum", keep=_RANK_AND_PART)
-    mean = aggregated(rates, "avg", keep=("part",))
-    return f"{own} - on ({', '.join((*RUN, 'part'))}) group_left () {mean}"
-
-
-_RATES = f"rate({_OWN_PARTS}[$__rate_interval])"
-_OVER_RANGE = f"rate({_OWN_PARTS}[$__range] @ end())"
-_FURTHEST_FROM_MEAN = f"topk(10, {_less_mean(_OVER_RANGE, _OVER_RANGE)})"
-_BEYOND_MEAN = _less_mean(_RATES, chosen(_RATES, _FURTHEST_FROM_MEAN, keep=_RANK_AND_PART))
-
-_ALIVE = f"({series('mp_agent_rank_up')} == 1)"
-_LAST_STEPS = chosen(
-    chosen(series("mp_agent_rank_last_step_timestamp_seconds"), _FURTHEST_BEHIND, keep=_RANK),
-    _ALIVE,
-    keep=_RANK,
+_MEAN = aggregated(recorded(f"run_part:{_PARTS}:rate"), "max", keep=("part",))
+_OWN = recorded(f"run_rank_part:{_PARTS}:rate")
+_OVER_RANGE = aggregated(f"avg_over_time({_OWN}[$__range] @ end())", "max", keep=_RANK_AND_PART)
+_SHOWN = aggregated(
+    chosen(_OWN, f"topk(10, {_OVER_RANGE})", keep=_RANK_AND_PART), "max", keep=_RANK_AND_PART
 )
+_BEYOND_MEAN = f"{_SHOWN} - on ({', '.join((*RUN, 'part'))}) group_left () {_MEAN}"
 
 PACE = Row(
     title="Lag and pace",
@@ -57,23 +37,20 @@ PACE = Row(
             width=12,
             most_points=_HEATMAP_POINTS,
             queries=(
-                Query(
-                    f'count_values("lag", clamp_max(round(scalar(max({_STEP})) - {_STEP}, 5), 50))',
-                    "{{lag}}",
-                ),
+                Query(f"sum by (lag) ({recorded('run_lag:mp_agent_rank_step:count')})", "{{lag}}"),
             ),
             runbooks=(RANK_STALLED,),
         ),
         Panel(
             id=11,
             title="Furthest behind",
-            description="The ten ranks that are furthest behind at the end of the time range, "
-            "in steps behind the furthest rank.",
+            description="The ten ranks that are furthest behind within the time range, in steps "
+            "behind the furthest rank, of those by more than five.",
+            nothing="No rank is more than five steps behind",
             width=12,
             minimum=0,
             decimals=0,
-            most_points=_POINTS,
-            queries=(Query(f"topk(10, {_LAG})", "rank {{rank}}"),),
+            queries=(Query(worst_of(_LAG, 10, keep=_RANK), "rank {{rank}}", optional=True),),
         ),
         Panel(
             id=12,
@@ -87,8 +64,7 @@ PACE = Row(
             most_points=_HEATMAP_POINTS,
             queries=(
                 Query(
-                    'count_values("ratio", clamp_max(round('
-                    f"{_COMPUTE} / scalar(quantile(0.5, {_COMPUTE})), 0.1), 3))",
+                    f"sum by (ratio) ({recorded(f'run_ratio:{_COMPUTE}:count')})",
                     "{{ratio}}",
                     optional=True,
                 ),
@@ -99,21 +75,42 @@ PACE = Row(
             id=13,
             title="Slowest before the first collective",
             description=help_of("mp_agent_rank_compute_seconds")
-            + " The line that departs from the median is the straggler. The panel shows the ten "
-            "ranks with the largest values within the time range.",
+            + " The longest and the median of all ranks, and the ten ranks with the largest values "
+            "within the time range, of those 10 % above the median: a line that stays there is a "
+            "straggler.",
             width=12,
             unit="s",
             minimum=0,
             nothing="No collective was seen",
-            most_points=_POINTS,
             queries=(
                 Query(
-                    worst_over_range("mp_agent_rank_compute_seconds", 10, keep=_RANK),
+                    worst_of(_LONGEST, 10, keep=_RANK),
                     "rank {{rank}}",
                     optional=True,
                 ),
-                Query(f"quantile(0.5, {_COMPUTE})", "median", optional=True),
+                Query(f"max({recorded(f'run:{_COMPUTE}:max')})", "longest", optional=True),
+                Query(_MEDIAN, "median", optional=True),
             ),
+        ),
+        Panel(
+            id=19,
+            title="Slowest nodes before the first collective",
+            description="The time of the fastest rank of a node, of the ten nodes with the largest "
+            "within the time range, where it is 10 % above the median of all ranks: the whole node "
+            "is slow, not one of its GPUs.",
+            width=12,
+            unit="s",
+            minimum=0,
+            nothing="No node is slow",
+            queries=(
+                Query(
+                    worst_of(recorded(f"run_node:{_COMPUTE}:min"), 10, keep=("instance",)),
+                    "{{instance}}",
+                    optional=True,
+                ),
+                Query(_MEDIAN, "median of all ranks", optional=True),
+            ),
+            runbooks=(RANK_STRAGGLER,),
         ),
         Panel(
             id=15,
@@ -127,7 +124,6 @@ PACE = Row(
             nothing="No collective was seen",
             lines=True,
             steps=above(straggler_ratio="orange"),
-            most_points=_POINTS,
             queries=(Query(f"topk(10, {SLOWEST})", "rank {{rank}}", optional=True),),
             runbooks=(RANK_STRAGGLER,),
         ),
@@ -148,16 +144,15 @@ PACE = Row(
             id=17,
             title="Step time by part, all ranks",
             description="Share of the ranks' time in each part of their steps. "
-            + help_of("mp_agent_rank_step_part_seconds_total"),
+            + help_of(f"{_PARTS}_total"),
             width=12,
             unit="percentunit",
             minimum=0,
-            most_points=_POINTS,
             nothing="No part was timed",
             queries=(
                 Query(
-                    f"{rate(_PARTS, keep=('part',))} / on ({', '.join(RUN)}) group_left () "
-                    f"({rate(_PARTS)} > 0)",
+                    f"{_MEAN} / on ({', '.join(RUN)}) group_left () "
+                    f"({aggregated(_MEAN, 'sum')} > 0)",
                     "{{part}}",
                     optional=True,
                 ),
@@ -168,12 +163,11 @@ PACE = Row(
             id=18,
             title="Furthest from the mean, by part",
             description="The ten ranks and parts, of data, forward, optimizer and other, in which "
-            "a rank spends more of its time than the mean of the ranks, over the time range: it is "
+            "a rank spends 10 % more time than the mean of the ranks, over the time range: it is "
             "slow there, and the others wait for it in backward.",
             width=12,
             unit="percentunit",
             minimum=0,
-            most_points=_POINTS,
             nothing="No part was timed",
             queries=(Query(f"topk(10, {_BEYOND_MEAN})", "rank {{rank}}, {{part}}", optional=True),),
             runbooks=(RANK_STRAGGLER,),
@@ -181,19 +175,20 @@ PACE = Row(
         Panel(
             id=14,
             title="Longest without a step",
-            description="Time since the last step of the ten live ranks with the longest time "
-            "at the end of the range. All rise together in an evaluation or a checkpoint; a "
-            "rank that rises alone is stuck.",
+            description="Time since the last step: the longest of all live ranks, and the ten "
+            "ranks with the longest within the time range, of those without a step for two "
+            "minutes. All rise together in an evaluation or a checkpoint; a rank that rises alone "
+            "is stuck.",
             unit="s",
             minimum=0,
             nothing="No rank is alive",
-            most_points=_POINTS,
             queries=(
                 Query(
-                    f"topk(10, time() - {aggregated(_LAST_STEPS, 'max', keep=_RANK)})",
+                    worst_of(recorded(f"run_rank:{_AGE}"), 10, keep=_RANK),
                     "rank {{rank}}",
                     optional=True,
                 ),
+                Query(f"max({recorded(f'run:{_AGE}')})", "longest", optional=True),
             ),
             runbooks=(RANK_STALLED,),
         ),
