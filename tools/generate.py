@@ -14,6 +14,7 @@ from tools.generators.compatibility import compatibility_files
 from tools.generators.guard_reference import guard_files
 from tools.generators.metrics_reference import reference_files
 from tools.generators.settings_reference import settings_files
+from tools.generators.sharded import sharded_files
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,6 +32,7 @@ def generated_files() -> dict[Path, str]:
         check_reference_files(),
         guard_files(),
         compatibility_files(),
+        sharded_files(),
     ):
         files.update({ROOT / path: text for path, text in rendered.items()})
     return files

@@ -1,5 +1,6 @@
 """A Prometheus store with hours of a run that never was, of any size, from the metrics catalog."""
 
+import re
 import subprocess
 import zlib
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ _LABEL_VALUES: dict[str, Sequence[str]] = {
     "reason": [],
 }
 """Label values of families with their own labels; those not named here have the value 1."""
+_NODE = re.compile(r'instance="node(\d+):')
 _NAMED = {"missing_rank": 16, "lagging_rank": 16, "dead_layer": 10, "underflowing_layer": 10}
 """How many series there are of an info metric that names what is in trouble."""
 
@@ -73,6 +75,19 @@ def series_of(size: Size) -> Iterator[tuple[Metric, str]]:
                     continue
                 for bound in (*metric.bounds, "+Inf"):
                     yield metric, f'{metric.prometheus_name}_bucket{{{text},{target},le="{bound}"}}'
+
+
+def expositions(size: Size, step: int) -> list[str]:
+    """Return what the agent of each node of a run answers to a scrape at a step."""
+    texts = [""] * len(size.members[Scope.AGENT])
+    courses = {metric.name: _courses(metric, (step,), 0) for metric in METRICS}
+    for number, (metric, name) in enumerate(series_of(size)):
+        own, _, target = name.partition(',job="')
+        node = int(_NODE.findall(target)[0])
+        more = f",le={target.partition('le=')[2]}" if "le=" in target else "}"
+        value = courses[metric.name][number % _SHAPES][0].split()[0]
+        texts[node] += f"{own}{more} {value}\n"
+    return texts
 
 
 def _own_labels(metric: Metric) -> Iterator[tuple[str, ...]]:

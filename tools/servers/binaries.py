@@ -31,6 +31,7 @@ _PACKAGES = {
     "amtool": "prometheus-alertmanager",
     "victoria-metrics": "victoria-metrics",
     "vmalert": "victoria-metrics",
+    "vmagent": "victoria-metrics",
 }
 """Binary name to the Debian package that holds it."""
 
@@ -41,6 +42,7 @@ _OLDEST = {
     "amtool": (0, 28),
     "victoria-metrics": (1, 112),
     "vmalert": (1, 112),
+    "vmagent": (1, 112),
 }
 """Oldest major and minor version that will do: the one that the suite has."""
 

@@ -64,6 +64,24 @@ def victoria_metrics(binary: Path, directory: Path) -> Iterator[VictoriaMetrics]
 
 
 @contextmanager
+def vmagent(
+    binary: Path, directory: Path, *, configuration: Path, shard: int, shards: int, store_url: str
+) -> Iterator[str]:
+    """Run one of several vmagents that share the targets of a configuration, and yield its URL."""
+    directory.mkdir(parents=True, exist_ok=True)
+    arguments = [
+        f"-promscrape.config={configuration}",
+        f"-promscrape.cluster.membersCount={shards}",
+        f"-promscrape.cluster.memberNum={shard}",
+        f"-remoteWrite.url={store_url}/api/v1/write",
+        "-remoteWrite.flushInterval=200ms",
+        f"-remoteWrite.tmpDataPath={directory / 'data'}",
+    ]
+    with serving(binary, arguments, directory / "vmagent.log", VICTORIA_STYLE) as url:
+        yield url
+
+
+@contextmanager
 def vmalert(
     binary: Path,
     directory: Path,
