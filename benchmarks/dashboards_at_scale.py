@@ -1,9 +1,11 @@
 """How long the dashboards and the rules take over a large run, as markdown tables.
 
-Run: python -m benchmarks.dashboards_at_scale [--ranks 4096] [--layers 1000] [--hours 6]
+Run: python -m benchmarks.dashboards_at_scale [--store victoria-metrics] [--ranks 4096 16384 100000]
+[--runs 1] [--layers 1000] [--hours 6]
 
-A synthetic run is back-filled into a store of Prometheus' own; then every panel is asked as
-Grafana asks it, its queries one after the other, and the rules evaluate every few seconds.
+A synthetic run, or several, is back-filled into a store of Prometheus' own, or into
+VictoriaMetrics, with what the rules would have recorded of it; then every panel is asked as Grafana
+asks it, its queries one after the other, and the rules evaluate every few seconds.
 """
 
 import argparse
@@ -12,16 +14,20 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import yaml
 
 from benchmarks.machine import describe, markdown
-from mp_agent.alerting.rules.rule_file import rendered_files
+from mp_agent.alerting.rules.rule_file import render_rules
+from mp_agent.alerting.values import values_in_force
 from tools.panel_queries import Asking, every_panel
 from tools.servers import binaries
 from tools.servers.running import read_json
-from tools.synthetic_store import RUN, Size, fill, prometheus_over
+from tools.servers.victoria import replay, victoria_metrics, vmalert
+from tools.synthetic_store import RUN, Size, fill, json_lines, prometheus_over, record
 
 PANEL_SECONDS = 2.0
 GROUP_SECONDS = 1.0
@@ -67,7 +73,9 @@ def group_seconds(url: str, evaluations: int = _EVALUATIONS) -> dict[str, float]
             times = seen.setdefault(name, set())
             if not at.startswith("0001"):
                 times.add(at)
-                longest[name] = max(longest.get(name, 0.0), group["evaluationTime"])
+                # vmalert says it of each rule; they come one after the other.
+                took = sum(rule["evaluationTime"] for rule in group["rules"])
+                longest[name] = max(longest.get(name, 0.0), group.get("evaluationTime", took))
             for rule in group["rules"]:
                 if rule["health"] == "err":
                     raise SystemExit(f"{rule['name']}: {rule['lastError']}")
@@ -75,48 +83,105 @@ def group_seconds(url: str, evaluations: int = _EVALUATIONS) -> dict[str, float]
     return longest
 
 
-def rules_text() -> str:
-    """Return the committed rules."""
-    (text,) = (text for path, text in rendered_files().items() if path.endswith("rules.yaml"))
-    return text
+def rules_text(*, alerts: bool = True) -> str:
+    """Return the rules of this code; without alerts, those alone that record."""
+    groups = yaml.safe_load(render_rules(values_in_force()))["groups"]
+    for group in groups:
+        group["rules"] = [rule for rule in group["rules"] if alerts or "record" in rule]
+    return yaml.safe_dump({"groups": [group for group in groups if group["rules"]]})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """How long the panels and the rule groups of one store take, and how much it holds."""
+
+    series: int
+    panels: Mapping[tuple[str, str], tuple[float, float]]
+    groups: Mapping[str, float]
+
+
+def _asking(url: str, size: Size, end: int) -> Asking:
+    return Asking(
+        url=url,
+        run=RUN if size.runs == 1 else ".+",
+        start_unix_seconds=end - size.hours * 3600,
+        end_unix_seconds=end,
+        scrape_interval_seconds=size.interval_seconds,
+    )
+
+
+def of_prometheus(size: Size, directory: Path, end: int) -> Measured:
+    """Measure a Prometheus."""
+    promtool, prometheus = _binaries("promtool", "prometheus")
+    rules, recording = directory / "rules.yaml", directory / "recording.yaml"
+    series = fill(promtool, directory / "data", size, end)
+    record((promtool, prometheus), directory, recording, size, end)
+    with prometheus_over(
+        prometheus, directory, rules=rules, evaluation_seconds=_EVALUATION_SECONDS
+    ) as url:
+        groups = group_seconds(url)
+    with prometheus_over(prometheus, directory) as url:
+        panels = panel_seconds(_asking(url, size, end))
+    return Measured(series=series, panels=panels, groups=groups)
+
+
+def of_victoria_metrics(size: Size, directory: Path, end: int) -> Measured:
+    """Measure a VictoriaMetrics, and the vmalert that asks it."""
+    server, alerting = _binaries("victoria-metrics", "vmalert")
+    rules, recording = directory / "rules.yaml", directory / "recording.yaml"
+    start = int(end - size.hours * 3600)
+    with victoria_metrics(server, directory / "store", memory="6GB") as store:
+        series = store.send_lines(json_lines(size, end))
+        replay(alerting, recording, store.url, start, end)
+        with vmalert(
+            alerting,
+            directory / "vmalert",
+            rules=rules,
+            datasource_url=store.url,
+            alertmanager_url="http://127.0.0.1:9",
+            interval_seconds=_EVALUATION_SECONDS,
+        ) as url:
+            groups = group_seconds(url)
+        panels = panel_seconds(_asking(store.url, size, end))
+    return Measured(series=series, panels=panels, groups=groups)
+
+
+def _binaries(*names: str) -> tuple[Path, ...]:
+    found = {name: binaries.find(name) for name in names}
+    if missing := [name for name, path in found.items() if path is None]:
+        raise SystemExit(f"{', '.join(missing)}: neither on PATH nor available from apt")
+    return tuple(path for path in found.values() if path is not None)
+
+
+_STORES = {"prometheus": of_prometheus, "victoria-metrics": of_victoria_metrics}
 
 
 def main() -> int:
     """Print the tables; return 1 if something is too slow."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=4096)
+    parser.add_argument("--store", choices=_STORES, default="prometheus")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4096])
+    parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--layers", type=int, default=1000)
     parser.add_argument("--hours", type=float, default=6)
     parser.add_argument("--interval-seconds", type=int, default=60)
     options = vars(parser.parse_args())
-    prometheus, promtool = binaries.find("prometheus"), binaries.find("promtool")
-    if prometheus is None or promtool is None:
-        raise SystemExit("prometheus and promtool are neither on PATH nor available from apt")
-    size = Size(**options)
-    with tempfile.TemporaryDirectory(prefix="mp_agent-scale-") as place:
-        directory = Path(place)
-        rules = directory / "rules.yaml"
-        rules.write_text(rules_text(), encoding="utf-8")
-        end = int(time.time()) + _AHEAD_SECONDS
-        count = fill(promtool, directory / "data", size, end)
-        with prometheus_over(
-            prometheus, directory, rules=rules, evaluation_seconds=_EVALUATION_SECONDS
-        ) as url:
-            groups = group_seconds(url)
-        with prometheus_over(prometheus, directory) as url:
-            asking = Asking(
-                url=url,
-                run=RUN,
-                start_unix_seconds=end - size.hours * 3600,
-                end_unix_seconds=end,
-                scrape_interval_seconds=size.interval_seconds,
-            )
-            panels = panel_seconds(asking)
+    measure, sizes = _STORES[options.pop("store")], options.pop("ranks")
     print(describe(torch.device("cpu")))
-    print(f"\n{count:,} series, {size}\n")
-    print_tables(panels, groups)
-    slowest_panel = max(wall for wall, _ in panels.values())
-    return int(slowest_panel > PANEL_SECONDS or max(groups.values()) > GROUP_SECONDS)
+    slow = False
+    for ranks in sizes:
+        size = Size(ranks=ranks, **options)
+        with tempfile.TemporaryDirectory(prefix="mp_agent-scale-") as place:
+            directory = Path(place)
+            (directory / "rules.yaml").write_text(rules_text())
+            (directory / "recording.yaml").write_text(rules_text(alerts=False))
+            measured = measure(size, directory, int(time.time()) + _AHEAD_SECONDS)
+        print(f"\n{measured.series:,} series, {size}\n")
+        print_tables(measured.panels, measured.groups)
+        sys.stdout.flush()
+        slow |= max(wall for wall, _ in measured.panels.values()) > PANEL_SECONDS
+        slow |= max(measured.groups.values()) > GROUP_SECONDS
+    return int(slow)
 
 
 def print_tables(

@@ -8,6 +8,7 @@ place; and of each of its lines with a mark the package keeps the marked one.
 import json
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from grafana_foundation_sdk.builders import dashboard
@@ -22,7 +23,7 @@ from grafana_foundation_sdk.models.dashboard import (
 
 from grafana.boards import BOARDS
 from grafana.panel import COLUMNS, Board
-from grafana.queries import SELECTED, series
+from grafana.queries import SELECTED, by_run, series
 from grafana.views import DATASOURCE, built_panel
 from mp_agent.alerting.links import RUNBOOK_BASE
 from mp_agent.catalog.thresholds import DEFAULTS
@@ -90,9 +91,9 @@ def _dashboard(board: Board) -> dashboard.Dashboard:
             .include_vars(True)
             .keep_time(True)
         )
-        .annotation(_alert_annotation())
-        .annotation(_guard_annotation())
     )
+    for annotation in (*_ANNOTATIONS, *(_OF_ONE_RUN if board.one_run else ())):
+        made.annotation(_annotation(annotation))
     for variable in _variables(board):
         made.with_variable(variable)
     for panel in board.panels:
@@ -100,33 +101,80 @@ def _dashboard(board: Board) -> dashboard.Dashboard:
     return made
 
 
-def _alert_annotation() -> dashboard.AnnotationQuery:
-    return (
-        dashboard.AnnotationQuery()
-        .name("Alerts")
-        .datasource(DATASOURCE)
-        .enable(True)
-        .icon_color("red")
-        .expr(f'ALERTS{{alertname=~"MpAgent.+",alertstate="firing",{SELECTED}}}')
-        .title_format("{{alertname}}")
-        .text_format("{{severity}}: run {{run}}")
-        .tag_keys("severity")
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Annotation:
+    """What is marked in all graphs at the times at which its expression has a value."""
+
+    name: str
+    color: str
+    expression: str
+    title: str
+    text: str
+    tags: str = ""
 
 
-def _guard_annotation() -> dashboard.AnnotationQuery:
-    actions = f"increase({series('mp_agent_guard_actions_total')}[$__rate_interval])"
-    return (
+def _grown(name: str, *keep: str) -> str:
+    rise = f"increase({series(name)}[$__rate_interval])"
+    return f"sum by ({', '.join(('run', *keep))}) ({rise}) > 0"
+
+
+_ANNOTATIONS = (
+    _Annotation(
+        name="Alerts",
+        color="red",
+        expression=f'ALERTS{{alertname=~"MpAgent.+",alertstate="firing",{SELECTED}}}',
+        title="{{alertname}}",
+        text="{{severity}}: run {{run}}",
+        tags="severity",
+    ),
+    _Annotation(
+        name="Guard",
+        color="blue",
+        expression=_grown("mp_agent_guard_actions_total", "action", "mode"),
+        title="guard: {{action}}",
+        text="{{mode}}: run {{run}}",
+        tags="action,mode",
+    ),
+)
+_OF_ONE_RUN = (
+    _Annotation(
+        name="Restarts",
+        color="purple",
+        expression=_grown("mp_agent_run_attempts_total"),
+        title="restart",
+        text="run {{run}}",
+    ),
+    _Annotation(
+        name="Checkpoints",
+        color="green",
+        expression=by_run("mp_agent_phase_info", where='phase="checkpoint"'),
+        title="checkpoint",
+        text="run {{run}}",
+    ),
+    _Annotation(
+        name="Conditions",
+        color="orange",
+        expression="max by (run, condition, severity) "
+        f"({series('mp_agent_condition_active')} == 1)",
+        title="{{condition}}",
+        text="{{severity}}: run {{run}}",
+        tags="severity",
+    ),
+)
+
+
+def _annotation(annotation: _Annotation) -> dashboard.AnnotationQuery:
+    made = (
         dashboard.AnnotationQuery()
-        .name("Guard")
+        .name(annotation.name)
         .datasource(DATASOURCE)
         .enable(True)
-        .icon_color("blue")
-        .expr(f"sum by (run, action, mode) ({actions}) > 0")
-        .title_format("guard: {{action}}")
-        .text_format("{{mode}}: run {{run}}")
-        .tag_keys("action,mode")
+        .icon_color(annotation.color)
+        .expr(annotation.expression)
+        .title_format(annotation.title)
+        .text_format(annotation.text)
     )
+    return made.tag_keys(annotation.tags) if annotation.tags else made
 
 
 def _variables(board: Board) -> list[Any]:

@@ -19,6 +19,14 @@ ALERT_STATE: Mapping[str, tuple[str, str]] = {
 }
 WORST: Mapping[str, tuple[str, str]] = {"0": ("–", "text"), **ALERT_STATE}
 """The same where 0 stands for none."""
+URGENCY: Mapping[str, tuple[str, str]] = {
+    "-1": ("ended", "text"),
+    "0": ("healthy", "green"),
+    "1": ("info", "blue"),
+    "2": ("silent", "orange"),
+    "3": ("warning", "orange"),
+    "4": ("critical", "red"),
+}
 VERDICT: Mapping[str, tuple[str, str]] = {
     "0": ("healthy", "green"),
     **{number: (f"{text}: look below", color) for number, (text, color) in ALERT_STATE.items()},
@@ -75,11 +83,15 @@ def alerts_by_severity(*, keep: tuple[str, ...]) -> str:
     )
 
 
+def with_severity(severity: str) -> str:
+    """Return the runs that have an alert or a condition of a severity."""
+    sources = (_firing(severity), _detected(severity))
+    return " or ".join(f"max by ({', '.join(RUN)}) ({source})" for source in sources)
+
+
 def runs_in_trouble(severity: str) -> str:
     """Return how many runs have an alert or a condition of a severity; 0 where none has."""
-    sources = (_firing(severity), _detected(severity))
-    runs = " or ".join(f"max by ({', '.join(RUN)}) ({source})" for source in sources)
-    return f"count({runs}) or vector(0)"
+    return f"count({with_severity(severity)}) or vector(0)"
 
 
 def _detected(severity: str) -> str:

@@ -86,7 +86,7 @@ class Asking:
         return self._ask("query_range", expression, start=start, end=end, step=step_seconds)
 
     def _ask(self, path: str, expression: str, **more: float) -> list[dict[str, Any]]:
-        parameters = urllib.parse.urlencode({"query": expression, **more})
+        parameters = urllib.parse.urlencode({"query": expression, "nocache": 1, **more})
         try:
             answer = read_json(f"{self.url}/api/v1/{path}?{parameters}")
         except urllib.error.HTTPError as error:

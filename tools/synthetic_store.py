@@ -31,7 +31,7 @@ _LABEL_VALUES: dict[str, Sequence[str]] = {
     "reason": [],
 }
 """Label values of families with their own labels; those not named here have the value 1."""
-_NODE = re.compile(r'instance="node(\d+):')
+_NODE = re.compile(r'instance="node(\d+)[.:]')
 _NAMED = {"missing_rank": 16, "lagging_rank": 16, "dead_layer": 10, "underflowing_layer": 10}
 """How many series there are of an info metric that names what is in trouble."""
 
@@ -43,6 +43,8 @@ class Size:
     ranks: int
     layers: int
     ranks_per_node: int = 8
+    runs: int = 1
+    """So many alike, each on nodes of its own."""
     hours: float
     interval_seconds: int
 
@@ -50,11 +52,13 @@ class Size:
     def members(self) -> dict[Scope, list[tuple[str, ...]]]:
         """Return the label values that each scope starts with."""
         nodes = -(-self.ranks // self.ranks_per_node)
+        names = [RUN, *(f"{RUN}-{number}" for number in range(1, self.runs))]
+        layers = [f"blocks.{n // 8}.part{n % 8}.weight" for n in range(self.layers)]
         return {
-            Scope.RUN: [(RUN,)],
-            Scope.LAYER: [(RUN, f"blocks.{n // 8}.part{n % 8}.weight") for n in range(self.layers)],
-            Scope.RANK: [(RUN, str(rank)) for rank in range(self.ranks)],
-            Scope.AGENT: [(RUN, str(node)) for node in range(nodes)],
+            Scope.RUN: [(run,) for run in names],
+            Scope.LAYER: list(product(names, layers)),
+            Scope.RANK: list(product(names, map(str, range(self.ranks)))),
+            Scope.AGENT: list(product(names, map(str, range(nodes)))),
         }
 
 
@@ -69,12 +73,36 @@ def series_of(size: Size) -> Iterator[tuple[Metric, str]]:
                 node = scope[1] if metric.scope is Scope.AGENT else "0"
                 if metric.scope is Scope.RANK:
                     node = str(int(scope[1]) // size.ranks_per_node)
-                target = f'job="mp-agent",instance="node{node}:9440"'
+                place = "" if scope[0] == RUN else f".{scope[0]}"
+                target = f'job="mp-agent",instance="node{node}{place}:9440"'
                 if metric.kind is not Kind.HISTOGRAM:
                     yield metric, f"{metric.prometheus_name}{{{text},{target}}}"
                     continue
                 for bound in (*metric.bounds, "+Inf"):
                     yield metric, f'{metric.prometheus_name}_bucket{{{text},{target},le="{bound}"}}'
+
+
+def json_lines(size: Size, end_unix_seconds: int) -> Iterator[str]:
+    """Yield every series with its samples, as VictoriaMetrics imports them."""
+    interval = size.interval_seconds
+    begin = int(end_unix_seconds - size.hours * 3600) // interval * interval
+    times = range(begin, end_unix_seconds, interval)
+    at = ",".join(f"{time}000" for time in times)
+    values = {
+        metric.name: [
+            ",".join(line.split()[0] for line in course)
+            for course in _courses(metric, times, begin)
+        ]
+        for metric in METRICS
+    }
+    for number, (metric, name) in enumerate(series_of(size)):
+        family, _, labels = name.removesuffix("}").partition("{")
+        pairs = re.sub(r'(\w+)="', r'"\1":"', labels)
+        samples = values[metric.name][number % _SHAPES]
+        yield (
+            f'{{"metric":{{"__name__":"{family}",{pairs}}},"values":[{samples}],'
+            f'"timestamps":[{at}]}}\n'
+        )
 
 
 def expositions(size: Size, step: int) -> list[str]:

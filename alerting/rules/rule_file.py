@@ -109,6 +109,8 @@ def rank_recordings(values: Values) -> Mapping[str, Mapping[str, str]]:
     window = values.duration(SCRAPE_GAP)
     mean = all_of("avg", f"rate({ranks(parts)}[{window}])", "part")
     own = f"rate({ranks(parts, Where('part', '!=', 'backward'))}[{window}])"
+    overhead = ranks("mp_agent_overhead_ratio")
+    device = ranks("mp_agent_probe_device_seconds_total")
     lags = f"{furthest} - on ({_RUN}) group_right () {step}"
     ratios = f"{compute} / {against(median(compute))}"
     return {
@@ -147,7 +149,7 @@ def rank_recordings(values: Values) -> Mapping[str, Mapping[str, str]]:
             "run:mp_agent_rank_loss:min": all_of("min", loss),
             "run:mp_agent_rank_loss:median": median(loss),
             "run:mp_agent_rank_loss:max": all_of("max", loss),
-            "run_rank:mp_agent_rank_loss_nonfinite_steps:max": worst(
+            "run_rank:mp_agent_rank_loss_nonfinite_steps_total:max": worst(
                 f"{ranks('mp_agent_rank_loss_nonfinite_steps_total')} > 0", "rank"
             ),
         },
@@ -155,13 +157,21 @@ def rank_recordings(values: Values) -> Mapping[str, Mapping[str, str]]:
             "run:mp_agent_rank_local_grad_norm:median": median(norm),
             "run_rank:mp_agent_rank_local_grad_norm:max": f"{worst(norm, 'rank')} > "
             f"{against(f'{_ODD_NORM} * {median(norm)}')}",
-            "run_rank:mp_agent_rank_local_grad_nonfinite_elements:max": worst(
+            "run_rank:mp_agent_rank_local_grad_nonfinite_elements_total:max": worst(
                 f"{ranks('mp_agent_rank_local_grad_nonfinite_elements_total')} > 0", "rank"
             ),
         },
+        "ranks-probe": {
+            "run_resource:mp_agent_overhead_ratio:max": all_of("max", overhead, "resource"),
+            "run_resource:mp_agent_overhead_ratio:median": f"quantile by ({_RUN}, resource) "
+            f"(0.5, {overhead})",
+            "run:mp_agent_probe_device_seconds_total:rate": all_of(
+                "avg", f"rate({device}[{window}])"
+            ),
+        },
         "ranks-step-parts": {
-            "run_part:mp_agent_rank_step_part_seconds:rate": mean,
-            "run_rank_part:mp_agent_rank_step_part_seconds:rate": all_of(
+            "run_part:mp_agent_rank_step_part_seconds_total:rate": mean,
+            "run_rank_part:mp_agent_rank_step_part_seconds_total:rate": all_of(
                 "max", f"topk by ({_RUN}, part) (10, {own})", "rank", "part"
             )
             + f" > on ({_RUN}, part) group_left () ({_ODD} * {mean})",

@@ -27,10 +27,12 @@ from grafana.style import (
     NORM_REACHES,
     RUN_STATE,
     SKIPPED,
+    URGENCY,
     WORST,
     alerts_by_severity,
     detected_by_severity,
     runs_in_trouble,
+    with_severity,
 )
 from mp_agent.alerting.conditions.agent import COVERAGE_LOW
 from mp_agent.alerting.conditions.gradient_size import GRADIENT_EXPLOSION, GRADIENT_VANISHING
@@ -54,6 +56,24 @@ _CHANGES = aggregated(f"changes({series('mp_agent_step')}[10m])", "max")
 
 _NOTHING = f"0 * {by_run('mp_agent_run_active')}"
 """0 for every run, so that one without an alert sorts below all that have one."""
+
+
+_SILENT = (
+    f"({_CHANGES} == 0 {_OF_ACTIVE}) or ("
+    f"{aggregated('last_over_time(' + series('mp_agent_run_active') + '[$__range])', 'max')} == 1 "
+    f"unless on ({', '.join(RUN)}) {by_run('mp_agent_run_active')})"
+)
+"""Runs that make no step, and those that were active and report nothing any more."""
+_URGENCY = " or ".join(
+    [
+        f"({with_severity('critical')}) * 0 + 4",
+        f"({with_severity('warning')}) * 0 + 3",
+        f"({_SILENT}) * 0 + 2",
+        f"({with_severity('info')}) * 0 + 1",
+        f"{by_run('mp_agent_run_active')} - 1",
+    ]
+)
+"""How soon a person has to look: of a healthy run 0, of one that has ended -1."""
 
 
 def _or_nan(name: str, quantity: str, where: str = "") -> str:
@@ -147,6 +167,7 @@ _GLANCE = Row(
 
 _COLUMNS = (
     Column(name="run", title="Run", link=_RUN_LINK, link_title="Open the run"),
+    Column(name="Value #M", title="Urgency", texts=URGENCY, width=100),
     Column(name="cluster", title="Cluster", width=110),
     Column(name="namespace", title="Namespace", width=110),
     Column(name="job", title="Job", width=110),
@@ -175,20 +196,21 @@ _RUNS = Row(
         Panel(
             id=10,
             title="Runs",
-            description="One line per run, most severe first, including ended runs within the "
-            "time range. Click a run to open it. Gradient norm, loss scale and skipped share "
-            "have the colors of the alerts' severities: red critical, orange warning, blue "
-            "info. Loss and norm are NaN where they are NaN or Inf now. The loss is compared with "
-            "the run's own history: orange is above mp_agent_loss_spike_bound, red is a run that "
-            "has lost what it had learned, or whose loss is NaN or Inf; no color before 64 "
-            "losses. Conditions are detected by the node agents, alerts by the rules in "
-            "Prometheus.",
+            description="One line per run, by what needs a person first: critical, then warning "
+            "(conditions and alerts alike), then silent (no step for ten minutes, or active within "
+            "the time range and no data now), info, healthy, ended. Click a run to open it. "
+            "Gradient norm, loss scale and skipped share have the colors of the alerts' "
+            "severities: red critical, orange warning, blue info. Loss and norm are NaN where they "
+            "are NaN or Inf now. The loss is compared with the run's own history: orange is above "
+            "mp_agent_loss_spike_bound, red is a run that has lost what it had learned, or whose "
+            "loss is NaN or Inf; no color before 64 losses. Conditions are detected by the node "
+            "agents, alerts by the rules in Prometheus.",
             view=View.TABLE,
             width=24,
             height=9,
             nothing="No run",
             columns=_COLUMNS,
-            sort_by=("Worst alert", "Worst condition", "State"),
+            sort_by=("Urgency", "Worst alert", "Worst condition"),
             queries=(
                 _table_query(by_run("mp_agent_run_active")),
                 _table_query(by_run("mp_agent_step")),
@@ -202,6 +224,7 @@ _RUNS = Row(
                 _table_query(f"{alerts_by_severity(keep=RUN)} or {_NOTHING}"),
                 _table_query(by_run("mp_agent_run_end_info", keep=("reason",)), optional=True),
                 _table_query(_LOSS_LEVEL, optional=True),
+                _table_query(_URGENCY),
             ),
         ),
         Panel(

@@ -32,6 +32,43 @@ _COST = Row(
             ),
         ),
         Panel(
+            id=4,
+            title="Overhead by rank",
+            description=help_of("mp_agent_overhead_ratio") + " The median and the largest of all "
+            "ranks, as the rules record them.",
+            unit="percentunit",
+            minimum=0,
+            nothing="No rank has measured it, or the rules are not loaded",
+            queries=tuple(
+                Query(
+                    aggregated(
+                        recorded(f"run_resource:mp_agent_overhead_ratio:{aggregate}"),
+                        "max",
+                        keep=("resource",),
+                    ),
+                    f"{{{{run}}}} {{{{resource}}}}, {word}",
+                    optional=True,
+                )
+                for aggregate, word in (("max", "largest"), ("median", "median"))
+            ),
+        ),
+        Panel(
+            id=5,
+            title="Device time of the probe",
+            description="Share of time that measuring gradients takes on a rank's device, averaged "
+            "over the ranks, as the rules record it.",
+            unit="percentunit",
+            minimum=0,
+            nothing="No rank has measured it, or the rules are not loaded",
+            queries=(
+                Query(
+                    aggregated(recorded("run:mp_agent_probe_device_seconds_total:rate"), "max"),
+                    "{{run}}",
+                    optional=True,
+                ),
+            ),
+        ),
+        Panel(
             id=2,
             title="Time to answer a scrape",
             description=help_of("mp_agent_scrape_duration_seconds"),

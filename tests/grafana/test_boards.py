@@ -368,8 +368,8 @@ def test_legends_of_graphs_show_the_last_and_the_largest_value(panel: dict[str, 
 def test_tables_begin_with_the_worst_row() -> None:
     fleet, layers = panel_of("mp-agent-fleet", 10), panel_of("mp-agent-layers", 10)
     assert [by["displayName"] for by in fleet["options"]["sortBy"]][:2] == [
+        "Urgency",
         "Worst alert",
-        "Worst condition",
     ]
     assert [by["displayName"] for by in layers["options"]["sortBy"]] == [
         "Non-finite elements",

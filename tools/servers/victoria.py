@@ -4,16 +4,29 @@ VictoriaMetrics takes OTLP over HTTP at `/opentelemetry/v1/metrics` and Promethe
 `/api/v1/import/prometheus`.
 """
 
+import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tools.servers.relocation import start_directory
 from tools.servers.running import VICTORIA_STYLE, read_json, serving
+
+_LINES_AT_A_TIME = 5_000
+
+
+def _batched(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the lines in lists of some thousands."""
+    rest = iter(lines)
+    while some := list(islice(rest, _LINES_AT_A_TIME)):
+        yield some
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +56,32 @@ class VictoriaMetrics:
         urllib.request.urlopen(request, timeout=30).close()
         self._flush()
 
+    def send_lines(self, lines: Iterable[str]) -> int:
+        """Store series, each a line of VictoriaMetrics' JSON, and return how many there are."""
+        count = 0
+        for some in _batched(lines):
+            text = "".join(some).encode()
+            request = urllib.request.Request(f"{self.url}/api/v1/import", text)
+            urllib.request.urlopen(request, timeout=600).close()
+            count += len(some)
+        self._flush()
+        return count
+
     def _flush(self) -> None:
         urllib.request.urlopen(f"{self.url}/internal/force_flush", timeout=30).close()
 
 
 @contextmanager
-def victoria_metrics(binary: Path, directory: Path) -> Iterator[VictoriaMetrics]:
+def victoria_metrics(
+    binary: Path, directory: Path, *, memory: str = "256MB"
+) -> Iterator[VictoriaMetrics]:
     """Run a VictoriaMetrics that keeps a year and answers with its newest samples at once."""
     directory.mkdir(parents=True, exist_ok=True)
     arguments = [
         f"-storageDataPath={directory / 'data'}",
         "-retentionPeriod=1y",
         "-search.latencyOffset=0s",
-        "-memory.allowedBytes=256MB",
+        f"-memory.allowedBytes={memory}",
         "-opentelemetry.usePrometheusNaming",
     ]
     log_file = directory / "victoria-metrics.log"
@@ -106,3 +132,29 @@ def vmalert(
     ]
     with serving(binary, arguments, directory / "vmalert.log", VICTORIA_STYLE) as url:
         yield url
+
+
+def replay(
+    binary: Path, rules: Path, url: str, start_unix_seconds: int, end_unix_seconds: int
+) -> None:
+    """Add to a VictoriaMetrics what recording rules would have recorded between two times."""
+    subprocess.run(
+        [
+            binary,
+            f"-rule={rules}",
+            f"-datasource.url={url}",
+            f"-remoteWrite.url={url}",
+            f"-replay.timeFrom={_rfc3339(start_unix_seconds)}",
+            f"-replay.timeTo={_rfc3339(end_unix_seconds)}",
+            "-replay.rulesDelay=0s",
+            "-replay.disableProgressBar",
+            "-evaluationInterval=60s",
+        ],
+        check=True,
+        capture_output=True,
+        cwd=start_directory(binary) or rules.parent,
+    )
+
+
+def _rfc3339(unix_seconds: float) -> str:
+    return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -10,7 +10,7 @@ from mp_agent.alerting.conditions.ranks import REPLICA_DIVERGENCE
 _PHASES = recorded("run_phase:mp_agent_rank_phase_info:count")
 _OWN_NORM = "mp_agent_rank_local_grad_norm"
 _OWN_NONFINITE = "mp_agent_rank_local_grad_nonfinite_elements_total"
-_OFF = "measure_local_gradients is off"
+_OFF = "measure_local_gradients is off, or the rules are not loaded"
 
 DIFFERENCES = Row(
     title="Differences",
@@ -78,12 +78,12 @@ DIFFERENCES = Row(
             + " The ten ranks with the most.",
             width=12,
             minimum=0,
-            nothing="All losses were finite",
+            nothing="All losses were finite, or the rules are not loaded",
             sparse=True,
             queries=(
                 Query(
                     worst_of(
-                        recorded("run_rank:mp_agent_rank_loss_nonfinite_steps:max"),
+                        recorded("run_rank:mp_agent_rank_loss_nonfinite_steps_total:max"),
                         10,
                         keep=("rank",),
                     ),
@@ -122,7 +122,7 @@ DIFFERENCES = Row(
             queries=(
                 Query(
                     worst_of(
-                        recorded("run_rank:mp_agent_rank_local_grad_nonfinite_elements:max"),
+                        recorded("run_rank:mp_agent_rank_local_grad_nonfinite_elements_total:max"),
                         10,
                         keep=("rank",),
                     ),

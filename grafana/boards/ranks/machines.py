@@ -83,6 +83,10 @@ _BY_UUID = f'label_replace({_KNOWN}, "UUID", "GPU-$1", "gpu_uuid", "(?:GPU-)?(.+
 _RANK_OF_GPU = f"max by (UUID, rank) ({_BY_UUID})"
 
 
+_GPU_POINTS = 60
+"""Every one looks at all ranks."""
+
+
 def _of_gpus(number: int, title: str, description: str, metric: str, unit: str) -> Panel:
     """Return a graph of a series of dcgm-exporter for the run's GPUs, the ten largest by rank."""
     # Ranks may share a GPU, so that the side of the ranks is the one of many.
@@ -93,6 +97,7 @@ def _of_gpus(number: int, title: str, description: str, metric: str, unit: str) 
         description=f"{description} From dcgm-exporter, joined by UUID.",
         unit=unit,
         nothing="No GPU of this run in dcgm-exporter's series",
+        most_points=_GPU_POINTS,
         queries=(Query(f"topk(10, {by_rank})", "rank {{rank}}", optional=True),),
     )
 

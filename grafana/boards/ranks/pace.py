@@ -6,6 +6,7 @@ from grafana.queries import RUN, aggregated, by_run, chosen, recorded, worst_of
 from mp_agent.alerting.conditions.ranks import RANK_STALLED, RANK_STRAGGLER
 
 _RANK = ("rank",)
+_OR_NO_RULES = ", or the rules are not loaded"
 _HEATMAP_POINTS = 60
 
 _LAG = recorded("run_rank:mp_agent_rank_step:lag")
@@ -14,7 +15,7 @@ _LONGEST = recorded(f"run_rank:{_COMPUTE}:max")
 _MEDIAN = f"max({recorded(f'run:{_COMPUTE}:median')})"
 _AGE = "mp_agent_rank_last_step_timestamp_seconds:age"
 
-_PARTS = "mp_agent_rank_step_part_seconds"
+_PARTS = "mp_agent_rank_step_part_seconds_total"
 _RANK_AND_PART = ("rank", "part")
 _MEAN = aggregated(recorded(f"run_part:{_PARTS}:rate"), "max", keep=("part",))
 _OWN = recorded(f"run_rank_part:{_PARTS}:rate")
@@ -46,7 +47,7 @@ PACE = Row(
             title="Furthest behind",
             description="The ten ranks that are furthest behind within the time range, in steps "
             "behind the furthest rank, of those by more than five.",
-            nothing="No rank is more than five steps behind",
+            nothing=f"No rank is more than five steps behind{_OR_NO_RULES}",
             width=12,
             minimum=0,
             decimals=0,
@@ -60,7 +61,7 @@ PACE = Row(
             "Values near 1 are healthy; the top row contains all larger values.",
             view=View.HEATMAP,
             width=12,
-            nothing="No collective was seen",
+            nothing=f"No collective was seen{_OR_NO_RULES}",
             most_points=_HEATMAP_POINTS,
             queries=(
                 Query(
@@ -81,7 +82,7 @@ PACE = Row(
             width=12,
             unit="s",
             minimum=0,
-            nothing="No collective was seen",
+            nothing=f"No collective was seen{_OR_NO_RULES}",
             queries=(
                 Query(
                     worst_of(_LONGEST, 10, keep=_RANK),
@@ -101,7 +102,7 @@ PACE = Row(
             width=12,
             unit="s",
             minimum=0,
-            nothing="No node is slow",
+            nothing=f"No node is slow{_OR_NO_RULES}",
             queries=(
                 Query(
                     worst_of(recorded(f"run_node:{_COMPUTE}:min"), 10, keep=("instance",)),
@@ -143,12 +144,11 @@ PACE = Row(
         Panel(
             id=17,
             title="Step time by part, all ranks",
-            description="Share of the ranks' time in each part of their steps. "
-            + help_of(f"{_PARTS}_total"),
+            description="Share of the ranks' time in each part of their steps. " + help_of(_PARTS),
             width=12,
             unit="percentunit",
             minimum=0,
-            nothing="No part was timed",
+            nothing=f"No part was timed{_OR_NO_RULES}",
             queries=(
                 Query(
                     f"{_MEAN} / on ({', '.join(RUN)}) group_left () "
@@ -168,7 +168,7 @@ PACE = Row(
             width=12,
             unit="percentunit",
             minimum=0,
-            nothing="No part was timed",
+            nothing=f"No part was timed{_OR_NO_RULES}",
             queries=(Query(f"topk(10, {_BEYOND_MEAN})", "rank {{rank}}, {{part}}", optional=True),),
             runbooks=(RANK_STRAGGLER,),
         ),
@@ -181,7 +181,7 @@ PACE = Row(
             "is stuck.",
             unit="s",
             minimum=0,
-            nothing="No rank is alive",
+            nothing=f"No rank is alive{_OR_NO_RULES}",
             queries=(
                 Query(
                     worst_of(recorded(f"run_rank:{_AGE}"), 10, keep=_RANK),

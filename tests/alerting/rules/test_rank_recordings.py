@@ -41,6 +41,8 @@ def _input() -> dict[str, str]:
         **_series("mp_agent_rank_loss", {0: "1x10", 1: "9x10"}, "2x10"),
         **_series("mp_agent_rank_loss_nonfinite_steps_total", {5: "6x10"}, "0x10"),
         **_series("mp_agent_rank_phase_info", {}, "1x10", 'phase="forward"'),
+        **_series("mp_agent_overhead_ratio", {6: "0.05x10"}, "0.01x10", 'resource="host"'),
+        **_series("mp_agent_probe_device_seconds_total", {}, "0+3x10"),
         **_series("mp_agent_rank_local_grad_norm", {2: "30x10", 4: "15x10"}, "10x10"),
         **_series("mp_agent_rank_local_grad_nonfinite_elements_total", {2: "1x10"}, "0x10"),
         **_series("mp_agent_rank_step_part_seconds_total", {9: "0+30x10"}, "0+6x10", 'part="data"'),
@@ -72,15 +74,18 @@ _EXPECTED: Mapping[str, Mapping[str, float]] = {
     "run:mp_agent_rank_loss:min": {"": 1},
     "run:mp_agent_rank_loss:median": {"": 2},
     "run:mp_agent_rank_loss:max": {"": 9},
-    "run_rank:mp_agent_rank_loss_nonfinite_steps:max": {'rank="5"': 6},
+    "run_rank:mp_agent_rank_loss_nonfinite_steps_total:max": {'rank="5"': 6},
     "run:mp_agent_rank_local_grad_norm:median": {"": 10},
     "run_rank:mp_agent_rank_local_grad_norm:max": {'rank="2"': 30},
-    "run_rank:mp_agent_rank_local_grad_nonfinite_elements:max": {'rank="2"': 1},
-    "run_part:mp_agent_rank_step_part_seconds:rate": {
+    "run_rank:mp_agent_rank_local_grad_nonfinite_elements_total:max": {'rank="2"': 1},
+    "run_resource:mp_agent_overhead_ratio:max": {'resource="host"': 0.05},
+    "run_resource:mp_agent_overhead_ratio:median": {'resource="host"': 0.01},
+    "run:mp_agent_probe_device_seconds_total:rate": {"": 0.05},
+    "run_part:mp_agent_rank_step_part_seconds_total:rate": {
         'part="data"': (23 * 0.1 + 0.5) / _RANKS,
         'part="backward"': 0.4,
     },
-    "run_rank_part:mp_agent_rank_step_part_seconds:rate": {'rank="9",part="data"': 0.5},
+    "run_rank_part:mp_agent_rank_step_part_seconds_total:rate": {'rank="9",part="data"': 0.5},
 }
 
 
