@@ -1,5 +1,6 @@
 """The runs of this node, each with its lock, its ledger, its status file and its end."""
 
+import gc
 import logging
 import os
 import socket
@@ -293,17 +294,27 @@ class RunRegistry:
 
     def poll(self, now_seconds: float) -> None:
         """Poll all runs, start flight records that are due, and remove runs that are over."""
-        for run_dir, supervisor in list(self._supervisors.items()):
+        over = []
+        for run_dir, supervisor in self._supervisors.items():
             supervisor.poll(now_seconds)
             self._flight.poll(supervisor.run, now_seconds)
             busy = self._flight.busy(supervisor.run, now_seconds)
             if supervisor.over(now_seconds) and not busy and supervisor.remove():
-                self._flight.forget(supervisor.run)
-                del self._supervisors[run_dir]
-                # Not what has appeared since: that belongs to the next attempt, which is watched.
-                known = set(supervisor.run.known_rings)
-                if left := [ring for ring in locations.find_rings(run_dir) if ring in known]:
-                    self._released[run_dir] = left
+                over.append(run_dir)
+        for run_dir in over:
+            self._forget(run_dir)
+        if over:
+            # The arrays of a run, which refers to itself, would stay for hours: an agent makes few
+            # objects, and Python looks for such cycles by their number.
+            gc.collect()
+
+    def _forget(self, run_dir: Path) -> None:
+        run = self._supervisors.pop(run_dir).run
+        self._flight.forget(run)
+        # Not what has appeared since: that belongs to the next attempt, which is watched.
+        known = set(run.known_rings)
+        if left := [ring for ring in locations.find_rings(run_dir) if ring in known]:
+            self._released[run_dir] = left
 
     def release(self) -> None:
         """Remove the runs that ended, and leave the others to the next node agent."""

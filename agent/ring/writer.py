@@ -326,17 +326,20 @@ class RingWriter:
         setting_errors: int = 0,
         records_dropped: int = 0,
         probe_seconds: float = 0.0,
-        at_once: bool = True,
     ) -> None:
-        """Add to the counters of the rank's state; at_once: not only with what is written next."""
+        """Add to the counters of the rank's state."""
         if os.getpid() != self._owner_pid:
             return
         self._state.probe_errors += probe_errors
         self._state.setting_errors += setting_errors
         self._state.records_dropped += records_dropped
         self._state.probe_seconds += probe_seconds
-        if at_once:
-            self._publish()
+        self._publish()
+
+    def spend(self, probe_seconds: float) -> None:
+        """Add to the time of the probe, which is published with what is written next."""
+        if os.getpid() == self._owner_pid:
+            self._state.probe_seconds += probe_seconds
 
     def note_unsupported(self, feature: str) -> None:
         """List a feature that cannot be measured, once; those that no longer fit are left out."""

@@ -83,7 +83,7 @@ def _scraping(shard: list[dict[str, Any]], **discovery: str) -> dict[str, Any]:
 
 
 def _prometheus(shard: int, url: str, rules: str) -> str:
-    own = [
+    own: list[dict[str, Any]] = [
         {
             "source_labels": ["__address__"],
             "modulus": SHARDS,

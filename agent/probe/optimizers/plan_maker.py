@@ -169,7 +169,7 @@ class PlanMaker:
         return None if self._root is None else self._root()
 
     def find_root_again(self, optimizer: Optimizer) -> None:
-        """Find the outermost module again if it is gone, as where a script wraps the model again."""
+        """Find the outermost module again if it is gone: a script may wrap the model again."""
         if self._root is not None and self._root() is None:
             root, _ = self._root_of(list(optimizer_parameters(optimizer)), self.live_objects())
             self._root, self._live = None if root is None else weakref.ref(root), None

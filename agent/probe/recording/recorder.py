@@ -186,7 +186,7 @@ class StepRecorder:
         # Of several models' backwards the last one says nothing of the time before the first.
         if all(plan.of_run and plan.first_collective_in_backward for plan in plans):
             step.scalars["compute_seconds"] = step.backward_seconds - step.begun_seconds
-        self._writer.count(probe_seconds=probe_seconds, at_once=False)
+        self._writer.spend(probe_seconds)
 
     def begin_forward(self, after: OpenStep) -> None:
         """Prepare for what is measured in the forward pass of the step that follows, if due."""
