@@ -305,6 +305,7 @@ def _step_values(rank: int, sequence: int, changes: Values) -> FloatArray:
         "clip_max_norm": 64.0,
         "clip_norm": 48.0,
         "learning_rate": 0.0625,
+        "lowest_learning_rate": 0.0625,
         "gradients_reduced": 1.0,
         "weight_sample": nan,
         "gradients_measured": 1.0,

@@ -66,6 +66,7 @@ def _trouble(rank: int, sequence: int) -> Values:
     if sequence >= 48:
         changes |= {
             "learning_rate": 0.0,
+            "lowest_learning_rate": 0.0,
             "gradients_add_up": 1.0,
             "backwards_discarded": 3.0,
             "unheld_parameters": 2.0,
@@ -75,6 +76,8 @@ def _trouble(rank: int, sequence: int) -> Values:
             f"gradients.zero_elements@{LAYERS[1]}": 1000.0,
             "distribution.flushed_elements": 1000.0,
             "optimizer.squared_ratio_sum": 2.0**14,
+            "optimizer.active_elements": 1000.0,
+            "optimizer.below_epsilon_elements": 750.0,
             "attention.logit_max": 256.0,
             "routers.load_max": 8.0,
             "routers.entropy_sum": 16.0,

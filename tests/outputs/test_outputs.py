@@ -15,8 +15,13 @@ from mp_agent.catalog.metrics import METRICS
 from tests.outputs.texts import texts
 
 EXPECTED = Path(__file__).parent / "expected"
-WITHOUT_VALUE = frozenset({"mp_agent.zero_epsilon.info", "mp_agent.cut_off_parameters.info"})
-WITHOUT_VALUE = frozenset({"mp_agent.zero_epsilon.info", "mp_agent.rank_series.left_out"})
+WITHOUT_VALUE = frozenset(
+    {
+        "mp_agent.zero_epsilon.info",
+        "mp_agent.cut_off_parameters.info",
+        "mp_agent.rank_series.left_out",
+    }
+)
 """Metrics that no canonical run has a value of."""
 
 
