@@ -1,50 +1,93 @@
-"""How many steps before the loss the other signals of a training that goes wrong fire.
+"""How many steps before the loss leaves its course other signs of a failing training fire.
 
-    python -m benchmarks.early_warning [CAUSE ...] [--runs N] [--first-seed S] [--write]
+    python -m benchmarks.early_warning --kept DIR [CAUSE ...] [--runs N] [--first-seed S] [--write]
 
-Each cause is trained from N seeds, with a healthy twin of the same shape from each. `--write` puts
-the tables into docs/early-warning.md.
+Each cause is trained from N seeds, with a healthy twin of the same shape from each. What is trained
+is kept in DIR, from where an interrupted run goes on and other thresholds are judged without
+training again. `--losses` shows the losses alone, and judges nothing: so that a cause can be set
+without seeing what the conditions make of it. `--write` puts the tables into docs/early-warning.md.
 """
 
 import argparse
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from itertools import product
-from multiprocessing import get_context
+from pathlib import Path
 
-import torch
-
-from benchmarks.early_warning.causes import BY_NAME, CAUSES
-from benchmarks.early_warning.runs import run_pair
+from benchmarks.early_warning.causes import BY_NAME, Cause
+from benchmarks.early_warning.judging import judge
+from benchmarks.early_warning.leads import Pair, doubled_step, left_step, smoothed
 from benchmarks.early_warning.table import tables, write
+from benchmarks.early_warning.training import Trained, train_once
 
 RUNS = 5
 """Trainings of each cause."""
+_SHOWN_STEPS = 20
 
 
 def main() -> None:
     """Train, and print or write what came of it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.early_warning", description=__doc__)
     parser.add_argument("causes", nargs="*", choices=[[], *BY_NAME], help="all without one")
+    parser.add_argument("--kept", type=Path, required=True, help="directory of what is trained")
     parser.add_argument("--runs", type=int, default=RUNS, help="seeds of each cause")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--losses", action="store_true", help="show losses, and judge nothing")
     parser.add_argument("--write", action="store_true", help="also write docs/early-warning.md")
     options = parser.parse_args()
     if options.runs < 1:
         parser.error(f"--runs has value {options.runs}; it must be above 0")
-    causes = options.causes or [cause.name for cause in CAUSES]
+    options.kept.mkdir(parents=True, exist_ok=True)
     seeds = range(options.first_seed, options.first_seed + options.runs)
     pairs = []
-    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
-        for pair in pool.map(run_pair, *zip(*product(causes, seeds), strict=True)):
-            print(pair, file=sys.stderr, flush=True)
-            pairs.append(pair)
-    torch.set_num_threads(1)
+    # A seed as a whole before the next one, so that what an interruption leaves is of all causes.
+    for seed, name in product(seeds, options.causes or BY_NAME):
+        cause = BY_NAME[name]
+        faulty = train_once(cause.faulty, seed, options.kept)
+        healthy = train_once(cause.healthy, seed, options.kept)
+        if options.losses:
+            print(*_shown(cause, seed, faulty.losses, healthy.losses), sep="\n", flush=True)
+            continue
+        pairs.append(_pair(cause, seed, faulty, healthy))
+        print(pairs[-1], file=sys.stderr, flush=True)
+    if options.losses:
+        return
+    pairs.sort(key=lambda pair: list(BY_NAME).index(pair.cause))
     text = tables(pairs)
     print(text)
     if options.write:
         write(text)
+
+
+def _pair(cause: Cause, seed: int, faulty: Trained, healthy: Trained) -> Pair:
+    return Pair(
+        cause=cause.name,
+        seed=seed,
+        twin=cause.healthy.name,
+        faulty=judge(faulty.rank),
+        healthy=judge(healthy.rank),
+        left_step=left_step(faulty.losses, healthy.losses),
+        doubled_step=doubled_step(faulty.seen),
+        twin_left_step=left_step(healthy.losses, healthy.losses),
+        steps=len(faulty.losses),
+        faulty_loss=smoothed(faulty.losses, len(faulty.losses)),
+        healthy_loss=smoothed(healthy.losses, len(healthy.losses)),
+    )
+
+
+def _shown(
+    cause: Cause, seed: int, faulty: Sequence[float], healthy: Sequence[float]
+) -> tuple[str, ...]:
+    """Return where the losses of a pair go."""
+    steps = range(_SHOWN_STEPS, len(faulty) + 1, _SHOWN_STEPS)
+    return (
+        f"{cause.name} {seed}: left its course at {left_step(faulty, healthy)}, "
+        f"twin at {left_step(healthy, healthy)}",
+        *(
+            f"  {' '.join(f'{smoothed(losses, step):.3g}' for step in steps)}"
+            for losses in (faulty, healthy)
+        ),
+    )
 
 
 if __name__ == "__main__":

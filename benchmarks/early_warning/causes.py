@@ -1,24 +1,30 @@
 """Trainings that go wrong by causes known from the literature, each with a healthy twin."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from benchmarks.early_warning.model import Variant
+from benchmarks.early_warning.images import ImageTask
+from benchmarks.early_warning.language import RecurrentTask, TransformerTask, Variant
+from benchmarks.early_warning.policy import PolicyTask
+from benchmarks.early_warning.tasks import (
+    BEGINS,
+    STEPS,
+    OfStep,
+    Task,
+    doubling,
+    from_then_on,
+    unchanged,
+)
 
-STEPS = 300
-BEGINS = 120
-"""The step from which on what is planted at a step happens."""
-_USUAL_RATE = 3e-3
 _WARM_UP_STEPS = 50
 
-OfStep = Callable[[int], float]
 
-
-def warmed_up(step: int) -> float:
-    """Return a learning rate that such a model trains well with."""
-    return _USUAL_RATE * min(1.0, (step + 1) / _WARM_UP_STEPS)
+def warmed_up(peak: float) -> OfStep:
+    """Return a learning rate that rises for 50 steps, and stays."""
+    return lambda step: peak * min(1.0, (step + 1) / _WARM_UP_STEPS)
 
 
 def rising_to(peak: float) -> OfStep:
@@ -26,92 +32,249 @@ def rising_to(peak: float) -> OfStep:
     return lambda step: peak * (step + 1) / STEPS
 
 
-def _unchanged(step: int) -> float:
-    return 1.0
-
-
-def _doubling(every: int) -> OfStep:
-    """Return a factor that doubles every so many steps, a thousand million-fold at most."""
-    return lambda step: 2.0 ** min(30.0, max(0.0, (step - BEGINS) / every))
+def jumping(rate: float, factor: float) -> OfStep:
+    """Return a usual rate that is multiplied at step `BEGINS`."""
+    usual = warmed_up(rate)
+    return lambda step: usual(step) * (factor if step >= BEGINS else 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a model is trained. Functions are of the step, from 0."""
+    """How a model is trained; its name says which training it is."""
 
-    variant: Variant = field(default_factory=Variant)
-    rate: OfStep = warmed_up
+    name: str
+    task: Callable[[int], Task]
+    """Makes the model and its data from a seed."""
+    rate: OfStep
     beta2: float = 0.95
-    z_loss: float = 1e-4
+    epsilon: float = 1e-8
     scaled: bool = False
     """Whether there is a GradScaler, as FP16 needs it."""
     clip_norm: float | None = 1.0
-    loss_weight: OfStep = _unchanged
+    loss_weight: OfStep = unchanged
     """What the loss of all tokens is multiplied by before backward."""
-    gradient_factor: OfStep = _unchanged
-    """What the gradient of the last block's residual stream is multiplied by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """What goes wrong, the training in which it does, and the same shape trained well."""
 
-    name: str
     title: str
+    model: str
+    """Kind of model, and precision."""
     faulty: Recipe
     healthy: Recipe
     source: str
     """Where it is described."""
+    held_out: bool = False
+    """Whether nobody had seen what the conditions make of it when they were set."""
+
+    @property
+    def name(self) -> str:
+        """The name of what goes wrong."""
+        return self.faulty.name
 
 
-_FP16 = Variant(stream_dtype=torch.float16)
+def _transformer(**variant: object) -> Callable[[int], Task]:
+    return partial(TransformerTask, variant=Variant(**variant))  # type: ignore[arg-type]
 
-CAUSES = (
+
+_RATE = warmed_up(2e-3)
+_FP16 = {"stream_dtype": torch.float16}
+_HEALTHY_FP16 = Recipe(name="healthy_fp16", task=_transformer(**_FP16), rate=_RATE, scaled=True)
+_HEALTHY_GRU = Recipe(name="healthy_gru", task=RecurrentTask, rate=_RATE)
+_HEALTHY_POLICY = Recipe(name="healthy_policy", task=PolicyTask, rate=warmed_up(1e-3))
+
+_TUNED = (
     Cause(
-        name="attention_logits",
         title="learning rate too high, without qk-norm",
-        faulty=Recipe(variant=Variant(qk_norm=False), rate=rising_to(1.0)),
-        healthy=Recipe(variant=Variant(qk_norm=False)),
+        model="transformer, FP32",
+        faulty=Recipe(
+            name="attention_logits", task=_transformer(qk_norm=False), rate=rising_to(0.3)
+        ),
+        healthy=Recipe(name="healthy_no_qk_norm", task=_transformer(qk_norm=False), rate=_RATE),
         source="Wortsman et al., arXiv:2309.14322, section 3.1.1",
     ),
     Cause(
-        name="output_logits",
         title="learning rate too high, no z-loss, logits in BF16",
+        model="transformer, logits in BF16",
         faulty=Recipe(
-            variant=Variant(logits_dtype=torch.bfloat16), rate=rising_to(1.0), z_loss=0.0
+            name="output_logits",
+            task=_transformer(logits_dtype=torch.bfloat16, z_loss=0.0),
+            rate=rising_to(0.3),
         ),
-        healthy=Recipe(variant=Variant(logits_dtype=torch.bfloat16)),
+        healthy=Recipe(
+            name="healthy_bf16_logits", task=_transformer(logits_dtype=torch.bfloat16), rate=_RATE
+        ),
         source="Wortsman et al., arXiv:2309.14322, section 3.1.2",
     ),
     Cause(
-        name="second_moment",
         title="beta2 = 0.999 while the weight of the data grows, without clipping",
+        model="transformer, FP32",
         faulty=Recipe(
-            rate=lambda step: 10 * warmed_up(step),
+            name="second_moment",
+            task=_transformer(),
+            rate=warmed_up(2e-2),
             beta2=0.999,
             clip_norm=None,
-            loss_weight=_doubling(4),
+            loss_weight=doubling(4),
         ),
-        healthy=Recipe(rate=lambda step: 3 * warmed_up(step), clip_norm=None),
+        healthy=Recipe(
+            name="healthy_unclipped", task=_transformer(), rate=warmed_up(4e-3), clip_norm=None
+        ),
         source="Wortsman et al., arXiv:2304.13013, section 3",
     ),
     Cause(
-        name="fp16_residual",
         title="residual stream that outgrows FP16",
+        model="transformer, stream in FP16",
         faulty=Recipe(
-            variant=Variant(stream_dtype=torch.float16, branch_gain=5000.0),
-            rate=lambda step: 2 * warmed_up(step),
+            name="fp16_residual",
+            task=_transformer(**_FP16, branch_gain=5000.0),
+            rate=warmed_up(6e-3),
             scaled=True,
         ),
-        healthy=Recipe(variant=_FP16, scaled=True),
+        healthy=_HEALTHY_FP16,
         source="Sun et al., arXiv:2402.17762; Dettmers et al., arXiv:2208.07339",
     ),
     Cause(
-        name="scale_collapse",
         title="gradients that outgrow FP16, so that the loss scale collapses",
-        faulty=Recipe(variant=_FP16, scaled=True, gradient_factor=_doubling(8)),
-        healthy=Recipe(variant=_FP16, scaled=True, beta2=0.999),
+        model="transformer, stream in FP16",
+        faulty=Recipe(
+            name="scale_collapse",
+            task=partial(TransformerTask, variant=Variant(**_FP16), gradient_factor=doubling(4)),
+            rate=_RATE,
+            scaled=True,
+        ),
+        healthy=_HEALTHY_FP16,
         source="Zhang et al., arXiv:2205.01068, section 2.5",
     ),
+    Cause(
+        title="experts without a loss that balances them, router logits too large",
+        model="mixture of 8 experts, BF16 autocast",
+        faulty=Recipe(
+            name="router_collapse",
+            task=_transformer(balance=-0.2, autocast=True, router_gain=4.0),
+            rate=warmed_up(6e-3),
+        ),
+        healthy=Recipe(
+            name="healthy_experts", task=_transformer(balance=0.01, autocast=True), rate=_RATE
+        ),
+        source="Fedus et al., arXiv:2101.03961, section 2.2; Zoph et al., arXiv:2202.08906",
+    ),
+    Cause(
+        title="learning rate thirty times too high from a step on",
+        model="GRU, FP32",
+        faulty=Recipe(name="rate_jump", task=RecurrentTask, rate=jumping(2e-3, 30.0)),
+        healthy=_HEALTHY_GRU,
+        source="Goyal et al., arXiv:1706.02677, section 2.2",
+    ),
+    Cause(
+        title="weights in BF16, whose updates are lost in rounding",
+        model="CNN, BF16",
+        faulty=Recipe(
+            name="bf16_weights",
+            task=partial(ImageTask, dtype=torch.bfloat16),
+            rate=warmed_up(3e-5),
+        ),
+        healthy=Recipe(name="healthy_slow_cnn", task=ImageTask, rate=warmed_up(3e-5)),
+        source="Zamirai et al., arXiv:2010.06192, section 3",
+    ),
+    Cause(
+        title="sampler that no longer gets the trainer's weights",
+        model="policy, sampler in BF16",
+        faulty=Recipe(
+            name="stale_sampler",
+            task=partial(PolicyTask, synchronized=from_then_on(0.0, before=1.0)),
+            rate=warmed_up(1e-3),
+        ),
+        healthy=_HEALTHY_POLICY,
+        source="Yao et al., Your efficient RL framework secretly brings you off-policy training",
+    ),
 )
+_HELD_OUT = (
+    Cause(
+        title="half of the sequences drawn by no rule from a step on",
+        model="transformer, BF16 autocast",
+        faulty=Recipe(
+            name="bad_shard",
+            task=partial(
+                TransformerTask, variant=Variant(autocast=True), bad_share=from_then_on(0.5)
+            ),
+            rate=_RATE,
+        ),
+        healthy=Recipe(name="healthy_bf16", task=_transformer(autocast=True), rate=_RATE),
+        source="Chowdhery et al., arXiv:2204.02311, section 5.1",
+        held_out=True,
+    ),
+    Cause(
+        title="norm after the branches, without a warm-up",
+        model="transformer, FP32",
+        faulty=Recipe(
+            name="no_warm_up",
+            task=_transformer(post_norm=True, qk_norm=False),
+            rate=lambda step: 2e-2,
+        ),
+        healthy=Recipe(name="healthy_post_norm", task=_transformer(post_norm=True), rate=_RATE),
+        source="Xiong et al., arXiv:2002.04745",
+        held_out=True,
+    ),
+    Cause(
+        title="recurrent weights that amplify, rate too high, without clipping",
+        model="GRU, FP32",
+        faulty=Recipe(
+            name="exploding_states",
+            task=partial(RecurrentTask, recurrent_gain=4.0),
+            rate=rising_to(0.3),
+            clip_norm=None,
+        ),
+        healthy=_HEALTHY_GRU,
+        source="Pascanu et al., arXiv:1211.5063",
+        held_out=True,
+    ),
+    Cause(
+        title="variance as E[x²] − E[x]² in FP16, of images that become brighter",
+        model="CNN, FP16 autocast",
+        faulty=Recipe(
+            name="fp16_variance",
+            task=partial(
+                ImageTask, autocast=torch.float16, half_norm=True, brightness=doubling(10)
+            ),
+            rate=_RATE,
+            scaled=True,
+        ),
+        healthy=Recipe(
+            name="healthy_fp16_cnn",
+            task=partial(ImageTask, autocast=torch.float16),
+            rate=_RATE,
+            scaled=True,
+        ),
+        source="Micikevicius et al., arXiv:1710.03740, section 3.3",
+        held_out=True,
+    ),
+    Cause(
+        title="policy that decides too early: advantages too large, no entropy bonus",
+        model="policy, sampler in BF16",
+        faulty=Recipe(
+            name="early_policy",
+            task=partial(PolicyTask, entropy_bonus=0.0, advantage_gain=10.0),
+            rate=warmed_up(1e-2),
+        ),
+        healthy=_HEALTHY_POLICY,
+        source="Mnih et al., arXiv:1602.01783, section 4",
+        held_out=True,
+    ),
+    Cause(
+        title="Adam of weights in FP16, in which its epsilon of 1e-8 is 0",
+        model="GRU, embedding in FP16",
+        faulty=Recipe(
+            name="fp16_epsilon",
+            task=partial(RecurrentTask, embedding_dtype=torch.float16),
+            rate=_RATE,
+        ),
+        healthy=_HEALTHY_GRU,
+        source="chainer issue 6299",
+        held_out=True,
+    ),
+)
+CAUSES = (*_TUNED, *_HELD_OUT)
 BY_NAME = {cause.name: cause for cause in CAUSES}

@@ -1,38 +1,50 @@
 """From judged trainings to the numbers per signal: lead, recall, false alarms."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from statistics import median
 
-from benchmarks.early_warning.judging import CONDITIONS, Verdict
+from benchmarks.early_warning.judging import CONDITIONS, LOSS_BASED, Verdict
 
-WORSE = 1.05
-"""A training went wrong whose last losses are above its twin's by this factor, or not finite."""
-_LAST_STEPS = 20
 LEFT = 1.1
 """A loss has left its course where it stays above its best, or its twin's, by this factor."""
-_SMOOTHED_STEPS = 10
+DOUBLED = 2.0
+SMOOTHED_STEPS = 10
+CRITICAL_WITHIN_STEPS = 30
+"""Steps within which a loss that has doubled is to be critical."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """A training that is meant to go wrong, and the healthy one from the same seed."""
 
     cause: str
     seed: int
+    twin: str
+    """Name of the healthy training, which several causes may share."""
     faulty: Verdict
     healthy: Verdict
+    left_step: int | None
+    """The first step from which on the smoothed loss is out of its course, of `left_step`."""
+    doubled_step: int | None = None
+    """The first step from which on it is twice its best, as the probe sees the loss."""
+    twin_left_step: int | None = None
+    """The first step from which on the twin stays above its own best."""
+    steps: int
     faulty_loss: float
     healthy_loss: float
-    left_step: int | None = None
-    """The first step from which on the smoothed loss is out of its course, of `left_step`."""
+    """The smoothed losses at the end."""
 
-    @property
-    def went_wrong(self) -> bool:
-        """Whether the loss says at the end that it did, or a condition of the loss."""
-        worse = not self.faulty_loss <= WORSE * self.healthy_loss
-        return worse or self.faulty.loss_step is not None
+    def signals(self) -> dict[str, int]:
+        """Return the conditions that tell the training from its twin, with their steps."""
+        fired = self.faulty.fired
+        return {name: step for name, step in fired.items() if name not in self.healthy.fired}
+
+    def first_signal(self) -> tuple[str, int] | None:
+        """Return the first of them that is of anything but the loss; None without one."""
+        found = [(name, step) for name, step in self.signals().items() if name not in LOSS_BASED]
+        return min(found, key=lambda item: item[1], default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +53,13 @@ class Reach:
 
     signal: str
     leads: tuple[int, ...]
-    """Steps by which it fired before a condition of the loss; negative where it came after."""
-    leads_to_loss: tuple[int, ...]
-    """The same before the loss itself left its course."""
-    alone: int
-    """Trainings in which it fired and no condition of the loss did."""
+    """Steps by which it fired before the loss left its course; negative where it came after."""
+    leads_to_condition: tuple[int, ...]
+    """The same before a condition of the loss."""
+    unmoved: int
+    """Trainings in which it fired, whose loss did not leave its course."""
     wrong: int
-    """Trainings that went wrong."""
+    """Trainings that went wrong: their loss left its course."""
     false_alarms: int
     """Healthy trainings in which it fired."""
     false_critical: int
@@ -56,98 +68,115 @@ class Reach:
 
     @property
     def median_lead(self) -> float | None:
-        """Median lead over the trainings in which it fired and a condition of the loss did."""
+        """Median lead over the trainings that went wrong and in which it fired."""
         return median(self.leads) if self.leads else None
 
     @property
-    def median_lead_to_loss(self) -> float | None:
-        """Median lead over the trainings in which it fired and the loss left its course."""
-        return median(self.leads_to_loss) if self.leads_to_loss else None
-
-    @property
     def warned(self) -> int:
-        """Trainings in which it fired before any condition of the loss."""
-        return sum(lead > 0 for lead in self.leads) + self.alone
+        """Trainings in which it fired before the loss left its course."""
+        return sum(lead > 0 for lead in self.leads)
 
     @property
     def recall(self) -> float | None:
-        """`warned` as a share of the trainings that went wrong; None without one."""
-        return self.warned / self.wrong if self.wrong else None
+        """Share of the trainings that went wrong in which it fired at all; None without one."""
+        return len(self.leads) / self.wrong if self.wrong else None
 
-
-def last_loss(losses: Sequence[float]) -> float:
-    """Return the median of the last losses; NaN when one of them is not finite."""
-    last = losses[-_LAST_STEPS:]
-    return median(last) if all(map(isfinite, last)) else float("nan")
+    @property
+    def only_late(self) -> bool:
+        """Whether it is an effect: it fired, and never before the loss left its course."""
+        return bool(self.leads) and not self.warned
 
 
 def left_step(losses: Sequence[float], twin: Sequence[float]) -> int | None:
     """Return the first step from which on the loss stays 10 % above its best or its twin's.
 
-    losses, twin: of each step, from 1 on. Both are smoothed by the median of ten steps, which must
-    stay above to the end; a loss that is not finite is above. None where it comes back.
+    losses, twin: of each step, from 1 on, above 0. Both are smoothed by the median of ten steps,
+    which must stay above to the end; a loss that is not finite is above. None where it comes back.
+    """
+    return _stays_above(losses, lambda step, best: LEFT * min(best, smoothed(twin, step)))
+
+
+def doubled_step(losses: Sequence[float]) -> int | None:
+    """Return the first step from which on the smoothed loss stays at twice its best, or above."""
+    return _stays_above(losses, lambda step, best: DOUBLED * best if best > 0.0 else inf)
+
+
+def smoothed(losses: Sequence[float], step: int) -> float:
+    """Return the median of the ten losses up to a step, of the first ones fewer.
+
+    Infinite where one of them is not finite.
+    """
+    window = losses[max(step - SMOOTHED_STEPS, 0) : step]
+    return median(window) if window and all(map(isfinite, window)) else inf
+
+
+def _stays_above(losses: Sequence[float], bound: Callable[[int, float], float]) -> int | None:
+    """Return the first step from which on the smoothed loss is above a bound to the end.
+
+    bound: of a step and of the best smoothed loss before it.
     """
     best, found = inf, None
-    for step in range(_SMOOTHED_STEPS, len(losses) + 1):
-        smoothed = _smoothed(losses, step)
-        bound = LEFT * max(min(best, _smoothed(twin, step)), 0.0)
-        above = not smoothed <= bound
+    for step in range(1, len(losses) + 1):
+        level = smoothed(losses, step)
+        above = level == inf or level > bound(step, best)
         found = (step if found is None else found) if above else None
-        best = min(best, smoothed) if isfinite(smoothed) else best
+        best = min(best, level)
     return found
-
-
-def _smoothed(losses: Sequence[float], step: int) -> float:
-    window = losses[max(step - _SMOOTHED_STEPS, 0) : step]
-    return median(window) if window and all(map(isfinite, window)) else inf
 
 
 def reach_of(signal: str, pairs: Sequence[Pair]) -> Reach:
     """Return how well one signal warns; the name of a condition, also of the loss."""
-    found = [pair.faulty.fired.get(signal) for pair in pairs if pair.went_wrong]
-    fired = [signal in pair.healthy.fired for pair in pairs]
-    critical = [signal in pair.healthy.critical for pair in pairs]
-    return _reach(signal, found, fired, critical, pairs)
+    return _reach(signal, pairs, [pair.signals().get(signal) for pair in pairs], {signal})
 
 
 def any_signal(pairs: Sequence[Pair]) -> Reach:
     """Return how well the first signal of each training warns, whichever it is."""
-    found = [pair.faulty.first_signal_step for pair in pairs if pair.went_wrong]
-    fired = [pair.healthy.first_signal_step is not None for pair in pairs]
-    critical = [bool(pair.healthy.critical) for pair in pairs]
-    return _reach("the first of any", found, fired, critical, pairs)
+    firsts = [pair.first_signal() for pair in pairs]
+    steps = [None if first is None else first[1] for first in firsts]
+    return _reach("the first of any", pairs, steps, set(CONDITIONS))
 
 
 def reaches(pairs: Sequence[Pair]) -> list[Reach]:
-    """Return every condition that fired anywhere, in the catalog's order."""
-    fired = {name for pair in pairs for name in (*pair.faulty.fired, *pair.healthy.fired)}
-    return [reach_of(name, pairs) for name in CONDITIONS if name in fired]
+    """Return every condition, in the catalog's order."""
+    return [reach_of(name, pairs) for name in CONDITIONS]
 
 
-def _reach(
-    signal: str,
-    found: Sequence[int | None],
-    fired: Sequence[bool],
-    critical: Sequence[bool],
-    pairs: Sequence[Pair],
-) -> Reach:
-    wrong = [pair for pair in pairs if pair.went_wrong]
-    both = [
-        (pair.faulty.loss_step, step)
-        for pair, step in zip(wrong, found, strict=True)
-        if step is not None
-    ]
+def twins_of(pairs: Iterable[Pair]) -> list[Pair]:
+    """Return a pair for each of the healthy trainings."""
+    return list({(pair.twin, pair.seed): pair for pair in pairs}.values())
+
+
+def critical_delays(pairs: Iterable[Pair]) -> list[int | None]:
+    """Return, of trainings whose loss doubled, by how many steps a critical condition came later.
+
+    None where there was none in time; trainings that ended before that are left out.
+    """
+    found: list[int | None] = []
+    for pair in pairs:
+        step, doubled = pair.faulty.critical_step, pair.doubled_step
+        if doubled is None:
+            continue
+        if step is not None:
+            found.append(step - doubled)
+        elif pair.steps - doubled >= CRITICAL_WITHIN_STEPS:
+            found.append(None)
+    return found
+
+
+def _reach(signal: str, pairs: Sequence[Pair], steps: Sequence[int | None], of: set[str]) -> Reach:
+    fired = [(pair, step) for pair, step in zip(pairs, steps, strict=True) if step is not None]
+    twins = twins_of(pairs)
     return Reach(
         signal=signal,
-        leads=tuple(loss - step for loss, step in both if loss is not None),
-        leads_to_loss=tuple(
-            pair.left_step - step
-            for pair, step in zip(wrong, found, strict=True)
-            if step is not None and pair.left_step is not None
+        leads=tuple(pair.left_step - step for pair, step in fired if pair.left_step is not None),
+        leads_to_condition=tuple(
+            pair.faulty.loss_step - step
+            for pair, step in fired
+            if pair.left_step is not None and pair.faulty.loss_step is not None
         ),
-        alone=sum(loss is None for loss, _ in both),
-        wrong=len(wrong),
-        false_alarms=sum(fired),
-        false_critical=sum(critical),
-        healthy=len(pairs),
+        unmoved=sum(pair.left_step is None for pair, _ in fired),
+        wrong=sum(pair.left_step is not None for pair in pairs),
+        false_alarms=sum(bool(of & twin.healthy.fired.keys()) for twin in twins),
+        false_critical=sum(bool(of & twin.healthy.critical.keys()) for twin in twins),
+        healthy=len(twins),
     )

@@ -3,88 +3,84 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 
 import torch
 
-from benchmarks.early_warning.causes import CAUSES
+from benchmarks.early_warning.causes import BY_NAME, CAUSES
 from benchmarks.early_warning.judging import LOSS_BASED
-from benchmarks.early_warning.leads import Pair, Reach, any_signal, reaches
+from benchmarks.early_warning.leads import (
+    CRITICAL_WITHIN_STEPS,
+    Pair,
+    Reach,
+    any_signal,
+    critical_delays,
+    reaches,
+    twins_of,
+)
 from benchmarks.machine import describe, markdown
 
 PAGE = Path("docs/early-warning.md")
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 LEAD_STEPS, RECALL = 20, 0.9
 """Lead and recall that are aimed at."""
-_HEAD = (
-    "# Early warning: planted causes\n"
-    "\n"
-    "The leads here count to a **condition of the loss** (MpAgentLossSpike, "
-    "MpAgentLossDiverging or MpAgentLossNonFinite), which may come long after the loss has "
-    "left its healthy course, and, where a table says so, to **the loss itself**: the first "
-    "step from which on the loss, as a median of ten steps, stays 10 % above its best or its "
-    "twin's. The second is the smaller figure, and the one that says how early a warning is.\n"
-    "\n"
-    "`python -m benchmarks.early_warning --write` trains small transformers on the CPU "
-    "and counts both. Each cause is known from the literature and is trained from several "
-    "seeds, each time with a healthy twin: the same shape and data from the same seed, "
-    "trained well.\n"
-    "\n"
-    "* The probe is attached as a user attaches it, with all statistics that are "
-    "measured on request; layers are measured on every tenth step, not on every "
-    "hundredth as by default, since the trainings are short.\n"
-    "* What it wrote is merged and judged as `mp-agent backtest` does, at the shipped "
-    "thresholds. Delays of the conditions count in time, as if a step took 10 s.\n"
-    "* A training went wrong if a condition of the loss fired, or if its last losses are "
-    "more than 5 % above its twin's. A warning is a condition that fired before any of "
-    "the loss, or where none of the loss fired. A lead is negative where the condition "
-    "came after the loss.\n"
-    "* The causes were set on other seeds than those of the tables, so that the "
-    "trainings do go wrong; thresholds were not changed for them.\n"
-    "\n"
-    "These are models of about a hundred thousand parameters and some hundred steps. "
-    "What the tables show of a large model is the order in which the conditions fire, "
-    "not how many steps lie between them.\n"
-)
 
 
 def tables(pairs: Sequence[Pair]) -> str:
     """Return all that was measured, as Markdown."""
-    return "\n\n".join(
-        (_sentence(pairs), _by_cause(pairs), _by_signal(pairs), _by_training(pairs), _machine())
+    held_out = [pair for pair in pairs if BY_NAME[pair.cause].held_out]
+    parts = (
+        "## What came out",
+        _sentences(pairs, held_out),
+        "## By cause",
+        _by_cause(pairs),
+        "## By condition",
+        _by_signal(pairs),
+        _of_no_use(pairs),
+        "## By training",
+        _by_training(pairs),
+        _machine(),
     )
+    return "\n\n".join(parts)
 
 
 def write(text: str, page: Path = PAGE) -> None:
-    """Replace what is between the marks of a page, which is begun where there is none.
-
-    ValueError when it has no marks.
-    """
-    begun = page.exists()
-    content = page.read_text(encoding="utf-8") if begun else f"{_HEAD}\n{BEGIN}\n{END}\n"
-    head, begin, rest = content.partition(BEGIN)
+    """Replace what is between the marks of a page. ValueError when it has no marks."""
+    head, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{page}: has no {BEGIN} … {END}")
     page.write_text(f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}", encoding="utf-8")
 
 
-def _sentence(pairs: Sequence[Pair]) -> str:
+def _sentences(pairs: Sequence[Pair], held_out: Sequence[Pair]) -> str:
     """Return how the aims compare with what came out."""
-    found = any_signal(pairs)
+    found, unseen = any_signal(pairs), any_signal(held_out)
     lead, recall = found.median_lead, found.recall
-    to_loss = found.median_lead_to_loss
-    reached = (
-        to_loss is not None and to_loss >= LEAD_STEPS,
-        recall is not None and recall >= RECALL,
-    )
+    delays = critical_delays(pairs)
+    in_time = sum(delay is not None and delay <= CRITICAL_WITHIN_STEPS for delay in delays)
+    known = [delay for delay in delays if delay is not None]
+    twins = twins_of(pairs)
+    seeds, causes = ({getattr(pair, name) for pair in pairs} for name in ("seed", "cause"))
     lines = [
-        f"{found.wrong} of {len(pairs)} trainings that were meant to go wrong did.",
-        f"Median lead of the first signal to a condition of the loss: {_number(lead)} steps; to "
-        f"the loss itself: {_number(to_loss)}; aimed at {LEAD_STEPS} or more of the latter: "
-        f"{_reached(reached[0])}.",
-        f"Recall: {_share(recall)}; aimed at {RECALL:.0%} or more: {_reached(reached[1])}.",
+        f"{len(causes)} causes in {len(seeds)} seeds: of {found.wrong} of {len(pairs)} trainings "
+        "the loss left its course.",
+        f"Median lead of the first signal to that step: {_number(lead)} steps"
+        f"{_range(found.leads)}; aimed at {LEAD_STEPS} or more: "
+        f"{_reached(lead is not None and lead >= LEAD_STEPS)}. Of the held-out causes: "
+        f"{_number(unseen.median_lead)}{_range(unseen.leads)}.",
+        f"Recall, by a signal at any time: {_share(recall)}, of the held-out causes "
+        f"{_share(unseen.recall)}; aimed at {RECALL:.0%} or more: "
+        f"{_reached(recall is not None and recall >= RECALL)}. Before the loss left its course: "
+        f"{found.warned} of {found.wrong}, of the held-out causes {unseen.warned} of "
+        f"{unseen.wrong}.",
         f"Critical alarms on healthy trainings: {found.false_critical} of {found.healthy}; aimed "
-        f"at none: {_reached(found.false_critical == 0)}.",
+        f"at none: {_reached(found.false_critical == 0)}. Any alarm: {found.false_alarms}.",
+        f"A loss that doubled was critical within {CRITICAL_WITHIN_STEPS} steps in {in_time} of "
+        f"{len(delays)} trainings; median delay {_number(median(known) if known else None)} "
+        f"steps{_range(known)}: {_reached(in_time == len(delays))}.",
+        f"Healthy trainings whose loss itself stayed above its best at the end: "
+        f"{sum(twin.twin_left_step is not None for twin in twins)} of {len(twins)}.",
     ]
     return "\n".join(f"* {line}" for line in lines)
 
@@ -95,62 +91,93 @@ def _by_cause(pairs: Sequence[Pair]) -> str:
         own = [pair for pair in pairs if pair.cause == cause.name]
         if own:
             found = any_signal(own)
-            alarms = sum(pair.faulty.loss_step is not None for pair in own if pair.went_wrong)
+            delays = critical_delays(own)
             rows.append(
                 (
                     f"{cause.title} ({cause.source})",
+                    cause.model,
+                    "yes" if cause.held_out else "",
                     f"{found.wrong} of {len(own)}",
-                    str(alarms),
-                    _number(found.median_lead),
-                    _number(found.median_lead_to_loss),
+                    f"{_number(found.median_lead)}{_range(found.leads)}",
+                    f"{len(found.leads)} of {found.wrong}",
                     f"{found.warned} of {found.wrong}",
+                    _firsts(own),
+                    _number(median(found.leads_to_condition) if found.leads_to_condition else None),
+                    " ".join("–" if delay is None else str(delay) for delay in delays),
                     f"{found.false_alarms} of {found.healthy}",
                 )
             )
     header = (
         "cause",
-        "went wrong",
-        "a condition of the loss fired",
-        "median lead of the first signal to it",
-        "to the loss itself",
-        "warned before",
+        "model",
+        "held out",
+        "loss left its course",
+        "median lead of the first signal to that (range)",
+        "found",
+        "found before",
+        "the first signal",
+        "median lead to a condition of the loss",
+        "from a doubled loss to critical, steps",
         "healthy twins with any signal",
     )
     return markdown(header, rows)
 
 
+def _firsts(pairs: Sequence[Pair]) -> str:
+    """Return which signals were the first of their training, with the number of trainings."""
+    names = [first[0].removeprefix("MpAgent") for p in pairs if (first := p.first_signal())]
+    ordered = sorted(set(names), key=lambda name: (-names.count(name), name))
+    return ", ".join(f"{name} {names.count(name)}" for name in ordered)
+
+
 def _by_signal(pairs: Sequence[Pair]) -> str:
     header = (
         "condition",
-        "median lead to a condition of the loss",
-        "to the loss itself",
-        "leads to a condition of the loss",
-        "fired, the loss did not",
-        "recall",
+        "median lead",
+        "leads",
+        "fired before",
+        "fired at all",
+        "fired, the loss did not leave",
         "healthy",
         "healthy, critical",
     )
-    return markdown(header, [_row(found) for found in (*reaches(pairs), any_signal(pairs))])
+    found = [each for each in reaches(pairs) if each.leads or each.unmoved or each.false_alarms]
+    return markdown(header, [_row(each) for each in (*found, any_signal(pairs))])
 
 
 def _row(found: Reach) -> tuple[str, ...]:
-    of_loss = found.signal in LOSS_BASED
     return (
         found.signal,
-        "" if of_loss else _number(found.median_lead),
-        _number(found.median_lead_to_loss),
-        "" if of_loss else " ".join(map(str, sorted(found.leads, reverse=True))),
-        "" if of_loss else str(found.alone),
-        f"fired in {len(found.leads)} of {found.wrong}" if of_loss else _share(found.recall),
+        _number(found.median_lead),
+        " ".join(map(str, sorted(found.leads, reverse=True))),
+        f"{found.warned} of {found.wrong}",
+        f"{len(found.leads)} of {found.wrong}",
+        str(found.unmoved),
         f"{found.false_alarms} of {found.healthy}",
         str(found.false_critical),
     )
 
 
+def _of_no_use(pairs: Sequence[Pair]) -> str:
+    """Return which conditions did nothing, and which are effects."""
+    found = [each for each in reaches(pairs) if each.signal not in LOSS_BASED]
+    late = [each.signal for each in found if each.only_late]
+    silent = [each.signal for each in found if not each.leads and not each.unmoved]
+    lines = (
+        f"Never fired before the loss had left its course, so an effect here: {_names(late)}.",
+        f"Never fired on any of these causes: {_names(silent)}.",
+    )
+    return "\n".join(f"* {line}" for line in lines)
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
 def _by_training(pairs: Sequence[Pair]) -> str:
     header = (
-        *("cause", "seed", "loss", "twin's loss", "loss left its course"),
-        *("what fired, with its step", "in the twin"),
+        *("cause", "seed", "loss", "twin's loss", "loss left its course", "loss doubled"),
+        *("what fired, with its step", "critical", "in the twin"),
     )
     rows = [
         (
@@ -159,7 +186,9 @@ def _by_training(pairs: Sequence[Pair]) -> str:
             f"{pair.faulty_loss:.3g}",
             f"{pair.healthy_loss:.3g}",
             _number(pair.left_step),
+            _number(pair.doubled_step),
             _fired(pair.faulty.fired),
+            _fired(pair.faulty.critical),
             _fired(pair.healthy.fired),
         )
         for pair in pairs
@@ -175,6 +204,10 @@ def _fired(fired: Mapping[str, int]) -> str:
 def _machine() -> str:
     today = datetime.now(UTC).date().isoformat()
     return f"{describe(torch.device('cpu'))}; {today}"
+
+
+def _range(values: Sequence[int]) -> str:
+    return f" ({min(values)} to {max(values)})" if values else ""
 
 
 def _number(value: float | None) -> str:

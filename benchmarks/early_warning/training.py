@@ -1,5 +1,6 @@
 """Trains one recipe with the probe, and returns what the rank wrote."""
 
+import pickle
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -9,12 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 import mp_agent
-from benchmarks.early_warning.causes import STEPS, Recipe
-from benchmarks.early_warning.data import Language
-from benchmarks.early_warning.model import SHAPES, Shape, Transformer
+from benchmarks.early_warning.causes import Recipe
+from benchmarks.early_warning.tasks import STEPS, Task
 from mp_agent.records.flight import RankLog, Segment
 from mp_agent.records.steps import EndReason
 from mp_agent.ring.reader import RingReader
@@ -29,60 +28,80 @@ MEASURED: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """The loss [STEPS] without z-loss, NaN once lost, and what the probe wrote."""
+    """A loss of each step [STEPS], NaN once lost, and what the probe wrote."""
 
     losses: Sequence[float]
+    """What training is to lower."""
+    seen: Sequence[float]
+    """What the probe is given, or sees, as the loss."""
     rank: RankLog
+    parameters: int
 
 
-def train(recipe: Recipe, seed: int, name: str, steps: int = STEPS) -> Trained:
+def train_once(recipe: Recipe, seed: int, kept: Path) -> Trained:
+    """Return a training that is kept as a file of a directory, training it if it is not yet.
+
+    The files are pickles: only such as one wrote oneself may be read.
+    """
+    path = kept / f"{recipe.name}-{seed}.pickle"
+    if path.exists():
+        with path.open("rb") as file:
+            found: Trained = pickle.load(file)
+        return found
+    trained = train(recipe, seed)
+    whole = path.with_suffix(".part")
+    whole.write_bytes(pickle.dumps(trained))
+    whole.rename(path)
+    return trained
+
+
+def train(recipe: Recipe, seed: int, steps: int = STEPS) -> Trained:
     """Train a model of the shape that belongs to the seed."""
+    torch.set_num_threads(1)  # so that results do not depend on the machine
     torch.manual_seed(seed)
-    model = Transformer(shape_of(seed), recipe.variant)
+    task = recipe.task(seed)
+    model = task.model
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=recipe.rate(0), betas=(0.9, recipe.beta2), weight_decay=0.0
+        model.parameters(),
+        lr=recipe.rate(0),
+        betas=(0.9, recipe.beta2),
+        eps=recipe.epsilon,
+        weight_decay=0.0,
     )
     scaler = torch.amp.GradScaler("cpu", enabled=recipe.scaled)
-    language = Language(seed)
-    losses = []
-    with _watched(model, name) as written:
+    both = []
+    with _watched(model, f"{recipe.name}-{seed}") as written:
         for step in range(steps):
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate(step)
-            model.last_stream.gradient_factor = recipe.gradient_factor(step)
-            losses.append(_step(model, optimizer, scaler, language.batch(), recipe, step))
+            both.append(_step(task, optimizer, scaler, recipe, step))
             written.collect()
         mp_agent.shutdown()  # which writes the last step
         written.collect()
-        return Trained(losses, written.log())
-
-
-def shape_of(seed: int) -> Shape:
-    """Return the shape of the model that is trained from a seed."""
-    return SHAPES[seed % len(SHAPES)]
+        size = sum(parameter.numel() for parameter in model.parameters())
+        losses, seen = zip(*both, strict=True)
+        return Trained(losses, seen, written.log(), size)
 
 
 def _step(
-    model: nn.Module,
+    task: Task,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
-    tokens: torch.Tensor,
     recipe: Recipe,
     step: int,
-) -> float:
-    logits = model(tokens[:, :-1])
-    loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-    normalizer = logits.float().logsumexp(dim=-1)
-    mp_agent.observe(loss=loss.detach())
-    whole = loss + recipe.z_loss * normalizer.square().mean()
-    torch.autograd.backward(scaler.scale(whole * recipe.loss_weight(step)))
+) -> tuple[float, float]:
+    losses = task.losses(step)
+    if losses.observed is not None:
+        mp_agent.observe(loss=losses.observed)
+    torch.autograd.backward(scaler.scale(losses.trained * recipe.loss_weight(step)))
     scaler.unscale_(optimizer)
     if recipe.clip_norm is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
+        nn.utils.clip_grad_norm_(task.model.parameters(), recipe.clip_norm)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
-    return loss.item()
+    seen = losses.trained if losses.observed is None else losses.observed
+    return losses.course.item(), seen.item()
 
 
 class _Written:
