@@ -152,8 +152,9 @@ LOSS_DIVERGING = Condition(
             when=happened(_LOST),
             keep=duration("diverging_keep"),
             description=_LOST_TEXT,
-            reason="No delay: the node agent first counts loss_lost_steps losses, independent "
-            "of the step time, and the alert lasts until the loss has recovered.",
+            reason="No delay: the node agent first counts loss_lost_steps losses, three eighths "
+            "of them where the loss clearly stays above twice its best level, independent of the "
+            "step time, and the alert lasts until the loss has recovered.",
         ),
         Level(
             severity=Severity.WARNING,

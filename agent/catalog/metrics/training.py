@@ -75,7 +75,8 @@ LOSS_LOST_STEPS = gauge(
     thresholds=("loss_deviation_floor", "loss_lost_steps", "loss_growth"),
     help="Losses since the run lost what it had learned, after an explosion, by climbing to "
     "loss_growth times its best level or by rising slowly to its initial level; 0 before that, "
-    "and after a recovery.",
+    "and after a recovery. Where the loss is clearly above that multiple and does not fall, it "
+    "takes three eighths of loss_lost_steps.",
     read=lambda run: None if run.loss.lost_steps is None else float(run.loss.lost_steps),
 )
 LOSS_NONFINITE_UNSKIPPED = counter(

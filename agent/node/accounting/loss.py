@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from mp_agent.node.accounting.learning import RESTART_STEPS
-from mp_agent.node.accounting.loss_reference import LossReference
+from mp_agent.node.accounting.loss_reference import LATEST_STEPS, LossReference
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.node.accounting.windows import (
     LARGEST,
@@ -177,6 +177,10 @@ class LossTracker(Tracker):
             self.rising = trend is not None and trend > thresholds["loss_trend_deviations"]
         self.rising_steps = self.rising_steps + 1 if self.rising else 0
         if usual is not None or self._has_scale(EARLY_STEPS, thresholds):
+            latest = median(self.window[-LATEST_STEPS:])
+            earlier = self.window[-2 * LATEST_STEPS : -LATEST_STEPS]
+            move = latest - median(earlier) if earlier else 0.0
+            self.reference.fold_latest(latest, move, self._scatter_of_trend, thresholds)
             # A falling loss scatters by its fall too; the fewer losses, the less.
             center = median_of_sorted(self.recent)
             self.reference.fold(center, partial(self._scatter, center), thresholds)
@@ -275,6 +279,16 @@ class LossTracker(Tracker):
         moves = sorted(after - before for before, after in pairwise(self.window))
         scatter = breadth_of_sorted(moves, median_of_sorted(moves)) / sqrt(2)
         return min(scatter * sqrt(RECENT_STEPS / len(moves)), LARGEST)
+
+    def _scatter_of_trend(self) -> float:
+        """Return the breadth of the last losses around a line through their thirds."""
+        recent = self.window[-RECENT_STEPS:]
+        third, last = max(1, len(recent) // 3), len(recent) - 1
+        begin, end = median(recent[:third]), median(recent[-third:])
+        slope = (end - begin) / max(1, len(recent) - third)
+        around = sorted(loss - slope * (index - last) for index, loss in enumerate(recent))
+        breadth = breadth_of_sorted(around, median_of_sorted(around))
+        return min(breadth * sqrt(RECENT_STEPS / len(recent)), LARGEST)
 
     def _level_before(
         self, loss: float, usual: float | None, thresholds: Mapping[str, float]

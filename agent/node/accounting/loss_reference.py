@@ -5,7 +5,7 @@ the loss settles on a new level without any sign of damage, as after a change of
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 NEAR_STEPS = 512
 """Most losses between a disturbance (an explosion, non-finite gradients, a jump of the
@@ -37,6 +37,84 @@ _HELD_SHARE = 0.9
 _JUMP_SHARE = 0.25
 """Share of the far distance: a median of many losses that moves by more in one step does not
 creep."""
+LATEST_STEPS = 8
+"""Losses whose median shows within some steps that the loss has doubled."""
+_AT_ONCE_SHARE = 0.375
+"""Share of the losses after which a run is lost that are enough where it doubled and does not come
+back: 24, so that a spike of about twenty losses is none."""
+_AT_TOP_SHARE = 0.95
+"""Share of the highest rise at which a loss still is that has not begun to fall."""
+_FALL_SHARE = 0.01
+"""Share of its rise by which a loss that comes back falls at least within `LATEST_STEPS`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Doubling:
+    """Tracks the median of a few losses on its way to a multiple of its best level. Plain data.
+
+    It decides within some steps where there is no doubt: the loss had fallen far, it climbed there
+    or was damaged, by far more than it scatters, and it is still about as high as it ever was.
+    """
+
+    start: float | None = None
+    best: float | None = None
+    scatter: float = 0.0
+    """Breadth of the losses around their trend at the best level."""
+    last: float = 0.0
+    """The previous level."""
+    climb_steps: int = 0
+    """Losses that it took from a quarter of the way to the multiple."""
+    leapt: bool = False
+    """Whether it jumped on the way, as to other data."""
+    grown_steps: int = 0
+    """Consecutive losses above the multiple."""
+    highest: float = 0.0
+    """The highest level since it set out."""
+    lost: bool = False
+
+    def fold(
+        self,
+        latest: float,
+        move: float,
+        scatter: Callable[[], float],
+        thresholds: Mapping[str, float],
+        unharmed_steps: int | None,
+    ) -> None:
+        """Add the median of the last few losses, and what it rose by since the few before.
+
+        scatter: returns theirs, asked at a best level. unharmed_steps: since severe damage.
+        """
+        step, self.last = latest - self.last, latest
+        if self.start is None or self.best is None or (not self.grown_steps and latest < self.best):
+            self.start = latest if self.start is None else self.start
+            self.best, self.scatter = latest, scatter()
+            return
+        learned, growth = self.start - self.best, thresholds["loss_growth"] - 1.0
+        if self.best <= 0.0 or learned <= _LEARNED_SHARE * self.best:
+            return
+        far = _FAR_DEVIATIONS * max(self.scatter, thresholds["loss_deviation_floor"] * self.best)
+        way = max(far, growth * self.best, _NOTICEABLE_SHARE * learned)
+        rise = latest - self.best
+        self._climb(latest, step, rise, way)
+        self.lost &= rise > _RECOVERED_SHARE * way
+        if self.grown_steps >= _AT_ONCE_SHARE * thresholds["loss_lost_steps"]:
+            near = unharmed_steps is not None and unharmed_steps <= self.grown_steps + LATEST_STEPS
+            climbed = self.climb_steps >= CLIMB_STEPS and not self.leapt
+            at_top = rise >= _AT_TOP_SHARE * (self.highest - self.best)
+            self.lost |= (climbed or near) and at_top and move >= -_FALL_SHARE * rise
+
+    def _climb(self, latest: float, step: float, rise: float, way: float) -> None:
+        """Follow the level on its way. step: what it rose by since the last one."""
+        if rise <= _SETTING_OUT_SHARE * way:
+            self.climb_steps = self.grown_steps = 0
+            self.leapt, self.highest = False, latest
+            return
+        self.highest = max(self.highest, latest)
+        if not self.grown_steps:
+            self.climb_steps += 1
+            # The median of an even number of losses takes a jump in two steps.
+            self.leapt |= step > _LEAP_SHARE / 2 * way
+        self.grown_steps = self.grown_steps + 1 if rise > way else 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +162,7 @@ class LossReference:
     """Losses since the learning rate schedule restarted; None without a restart."""
     lost_steps: int = 0
     """Losses since the run has lost what it had learned; 0 while it has not."""
+    doubling: Doubling = field(default_factory=Doubling)
 
     def disturb(self, *, severe: bool) -> None:
         """Note a disturbance that may set the run back.
@@ -97,6 +176,20 @@ class LossReference:
     def restart_schedule(self) -> None:
         """Note a restart of the learning rate schedule, which sets the loss back for a while."""
         self.restart_steps = 0
+
+    def fold_latest(
+        self,
+        latest: float,
+        move: float,
+        scatter: Callable[[], float],
+        thresholds: Mapping[str, float],
+    ) -> None:
+        """Add the median of the last few losses, before that of more of them; as `Doubling`."""
+        restarted = self.restart_steps is not None and self.restart_steps <= NEAR_STEPS
+        if restarted or self.other_models:
+            self.doubling = Doubling()
+        else:
+            self.doubling.fold(latest, move, scatter, thresholds, self.unharmed_steps)
 
     def fold(
         self, recent: float, deviation: Callable[[], float], thresholds: Mapping[str, float]
@@ -135,11 +228,14 @@ class LossReference:
         self.high_steps = self.high_steps + 1 if recent > high else 0
         self._climb(recent, move, far, multiple)
         # A loss that creeps up by less than that may do so by design, as in adversarial training.
-        back = unlearned is not None and recent > max(unlearned, multiple)
-        self.unlearned_steps = self.unlearned_steps + 1 if back and not self.other_models else 0
-        if self.risen_steps and recent <= self.best + _RECOVERED_SHARE * (high - self.best):
+        unlearning = unlearned is not None and recent > max(unlearned, multiple)
+        unlearning &= not self.other_models
+        self.unlearned_steps = self.unlearned_steps + 1 if unlearning else 0
+        doubled = self.doubling.lost
+        back = recent <= self.best + _RECOVERED_SHARE * (high - self.best)
+        if self.risen_steps and back and not doubled:
             self._recovered()
-        elif self.risen_steps or self.high_steps:
+        elif self.risen_steps or self.high_steps or doubled:
             since = self.unharmed_steps if unlearned is None else self.undisturbed_steps
             self.damaged |= since is not None and since <= NEAR_STEPS + self.risen_steps
             self._note_top(recent, far)
@@ -148,6 +244,7 @@ class LossReference:
         if settled and not self.lost_steps:
             self._recovered()
             self.start = self.best = recent
+            self.doubling = Doubling()
 
     def _climb(self, recent: float, move: float, far: float, multiple: float) -> None:
         """Follow the loss on its way to a multiple of its best level, where that has a meaning.
@@ -199,7 +296,8 @@ class LossReference:
         slowly = self.left_steps - self.unlearned_steps >= LONG_RISE_STEPS
         crept = slowly and self.unlearned_steps >= steps_needed
         harmed = self.damaged and self.high_steps >= steps_needed
-        if self.lost_steps or crept or harmed or self._stays_grown(recent, 2 * steps_needed):
+        grown = self.doubling.lost or self._stays_grown(recent, 2 * steps_needed)
+        if self.lost_steps or crept or harmed or grown:
             self.lost_steps += 1
 
     def _note_top(self, recent: float, far: float) -> None:

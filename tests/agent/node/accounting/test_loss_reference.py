@@ -88,9 +88,37 @@ def test_a_learning_rate_that_jumped_is_reason_enough():
 
 
 def test_it_takes_some_losses_and_no_time():
-    run = learned().train(90, 300.0, 300.0, norm=4000.0)
+    run = learned().train(20, 300.0, 300.0, norm=4000.0)
     assert not run.lost
-    assert run.train(30, 300.0, 300.0, norm=4000.0).lost
+    assert run.train(10, 300.0, 300.0, norm=4000.0).lost
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.08])
+@pytest.mark.parametrize("steps", [12, 40, 120])
+def test_a_loss_that_has_doubled_is_lost_within_thirty_losses(noise: float, steps: int):
+    """Whether it has stopped there or rises on, and before there are 64 losses too."""
+    for run in (learned(noise), Run(noise).train(40, 10.0, 2.6).train(8, 2.6, 2.6)):
+        run.train(steps, 2.6, 5.2)
+        assert not run.lost
+        assert run.train(30, 5.6, 5.6).lost
+
+
+def test_one_that_doubles_and_falls_again_is_not_nor_is_one_that_never_fell():
+    for decay_steps in (30, 100, 200):
+        run = learned().train(20, 2.6, 9.0)
+        for step in range(300):
+            level = 2.6 + 6.4 * exp(-step / decay_steps)
+            assert not run.train(1, level, level).lost, (decay_steps, step)
+    assert not Run().train(500, 2.1, 2.1).train(60, 2.1, 5.0).train(40, 5.0, 5.0).lost
+
+
+@pytest.mark.parametrize("breadth", [0.3, 0.6])
+def test_a_loss_that_wanders_has_lost_nothing(breadth: float):
+    run, random, wandering = Run(0.05).train(300, 4.0, 1.0), Random(3), 0.0
+    for step in range(3000):
+        wandering += random.gauss(0.0, breadth / 5) - wandering / 25
+        level = 1.5 * exp(wandering)
+        assert not run.train(1, level, level).lost, step
 
 
 def test_it_is_over_when_the_loss_has_recovered():
