@@ -67,7 +67,7 @@ class Cause:
     source: str
     """Where it is described."""
     held_out: bool = False
-    """Whether nobody had seen what the conditions make of it when they were set."""
+    """Whether no one had seen what the conditions make of it when they were set."""
 
     @property
     def name(self) -> str:

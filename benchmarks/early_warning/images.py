@@ -1,4 +1,4 @@
-"""A convolutional network that tells noisy images apart."""
+"""A convolutional network that classifies noisy images."""
 
 import torch
 from torch import nn
@@ -66,7 +66,7 @@ _HIDDEN = (800, 864)
 
 
 class ImageTask:
-    """Tells the images apart; the probe sees the loss by itself."""
+    """Classifies the images; the probe sees the loss by itself."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ _NOT_NUMERIC = ("ranks", "run", "agent")
 
 
 def _delivered(conditions: Iterable[Condition]) -> Iterator[Condition]:
-    """Yield conditions without what is information alone, which reaches nobody."""
+    """Yield conditions without what is information alone, which reaches no one."""
     for condition in conditions:
         levels = [level for level in condition.levels if level.severity is not Severity.INFO]
         if levels:

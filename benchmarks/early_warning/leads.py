@@ -37,7 +37,7 @@ class Pair:
     """The smoothed losses at the end."""
 
     def signals(self) -> dict[str, int]:
-        """Return the conditions that tell the training from its twin, with their steps."""
+        """Return the conditions that distinguish the training from its twin, with their steps."""
         fired = self.faulty.fired
         return {name: step for name, step in fired.items() if name not in self.healthy.fired}
 

@@ -121,7 +121,7 @@ def test_a_lead_counts_to_where_the_loss_left_its_course_and_may_be_negative():
     assert not found.only_late and reach_of(STALE, pairs[1:]).only_late
 
 
-def test_what_fires_in_the_twin_too_tells_nothing():
+def test_what_fires_in_the_twin_too_says_nothing():
     found = any_signal([pair({STALE: 100, RATE: 130}, {STALE: 120})])
     assert found.leads == (20,)
     assert (found.false_alarms, found.healthy) == (1, 1)

@@ -88,6 +88,7 @@ class Doubling:
         if self.start is None or self.best is None or (not self.grown_steps and latest < self.best):
             self.start = latest if self.start is None else self.start
             self.best, self.scatter = latest, scatter()
+            self.lost = False
             return
         learned, growth = self.start - self.best, thresholds["loss_growth"] - 1.0
         if self.best <= 0.0 or learned <= _LEARNED_SHARE * self.best:
