@@ -4,8 +4,9 @@
 
 Each cause is trained from N seeds, with a healthy twin of the same shape from each. What is trained
 is kept in DIR, from where an interrupted run goes on and other thresholds are judged without
-training again. `--losses` shows the losses alone, and judges nothing: so that a cause can be set
-without seeing what the conditions make of it. `--write` puts the tables into docs/early-warning.md.
+training again. `--losses` shows the losses of trainings without the probe, and keeps nothing: so
+that a cause can be set without seeing what the conditions make of it. `--write` puts the tables
+into docs/early-warning.md.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from benchmarks.early_warning.causes import BY_NAME, Cause
 from benchmarks.early_warning.judging import judge
 from benchmarks.early_warning.leads import Pair, doubled_step, left_step, smoothed
 from benchmarks.early_warning.table import tables, write
-from benchmarks.early_warning.training import Trained, train_once
+from benchmarks.early_warning.training import Trained, losses_of, train_once
 
 RUNS = 5
 """Trainings of each cause."""
@@ -43,11 +44,12 @@ def main() -> None:
     # A seed as a whole before the next one, so that what an interruption leaves is of all causes.
     for seed, name in product(seeds, options.causes or BY_NAME):
         cause = BY_NAME[name]
+        if options.losses:
+            both = losses_of(cause.faulty, seed), losses_of(cause.healthy, seed)
+            print(*_shown(cause, seed, *both), sep="\n", flush=True)
+            continue
         faulty = train_once(cause.faulty, seed, options.kept)
         healthy = train_once(cause.healthy, seed, options.kept)
-        if options.losses:
-            print(*_shown(cause, seed, faulty.losses, healthy.losses), sep="\n", flush=True)
-            continue
         pairs.append(_pair(cause, seed, faulty, healthy))
         print(pairs[-1], file=sys.stderr, flush=True)
     if options.losses:

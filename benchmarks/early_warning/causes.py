@@ -19,17 +19,18 @@ from benchmarks.early_warning.tasks import (
     unchanged,
 )
 
-_WARM_UP_STEPS = 50
+_WARM_UP_STEPS = 30
 
 
 def warmed_up(peak: float) -> OfStep:
-    """Return a learning rate that rises for 50 steps, and stays."""
+    """Return a learning rate that rises for 30 steps, and stays."""
     return lambda step: peak * min(1.0, (step + 1) / _WARM_UP_STEPS)
 
 
-def rising_to(peak: float) -> OfStep:
-    """Return a warm-up that lasts as long as the training, to a rate that is too high."""
-    return lambda step: peak * (step + 1) / STEPS
+def rising(rate: float, peak: float) -> OfStep:
+    """Return a usual rate that then rises on to one that is too high, by a factor per step."""
+    usual, rest = warmed_up(rate), STEPS - _WARM_UP_STEPS
+    return lambda step: usual(step) * (peak / rate) ** (max(0, step - _WARM_UP_STEPS) / rest)
 
 
 def jumping(rate: float, factor: float) -> OfStep:
@@ -81,6 +82,7 @@ def _transformer(**variant: object) -> Callable[[int], Task]:
 
 _RATE = warmed_up(2e-3)
 _FP16 = {"stream_dtype": torch.float16}
+_HEALTHY = Recipe(name="healthy", task=_transformer(), rate=_RATE)
 _HEALTHY_FP16 = Recipe(name="healthy_fp16", task=_transformer(**_FP16), rate=_RATE, scaled=True)
 _HEALTHY_GRU = Recipe(name="healthy_gru", task=RecurrentTask, rate=_RATE)
 _HEALTHY_POLICY = Recipe(name="healthy_policy", task=PolicyTask, rate=warmed_up(1e-3))
@@ -90,9 +92,9 @@ _TUNED = (
         title="learning rate too high, without qk-norm",
         model="transformer, FP32",
         faulty=Recipe(
-            name="attention_logits", task=_transformer(qk_norm=False), rate=rising_to(0.3)
+            name="attention_logits", task=_transformer(qk_norm=False), rate=rising(2e-3, 0.5)
         ),
-        healthy=Recipe(name="healthy_no_qk_norm", task=_transformer(qk_norm=False), rate=_RATE),
+        healthy=_HEALTHY,
         source="Wortsman et al., arXiv:2309.14322, section 3.1.1",
     ),
     Cause(
@@ -101,11 +103,9 @@ _TUNED = (
         faulty=Recipe(
             name="output_logits",
             task=_transformer(logits_dtype=torch.bfloat16, z_loss=0.0),
-            rate=rising_to(0.3),
+            rate=rising(2e-3, 0.5),
         ),
-        healthy=Recipe(
-            name="healthy_bf16_logits", task=_transformer(logits_dtype=torch.bfloat16), rate=_RATE
-        ),
+        healthy=_HEALTHY,
         source="Wortsman et al., arXiv:2309.14322, section 3.1.2",
     ),
     Cause(
@@ -119,9 +119,7 @@ _TUNED = (
             clip_norm=None,
             loss_weight=doubling(4),
         ),
-        healthy=Recipe(
-            name="healthy_unclipped", task=_transformer(), rate=warmed_up(4e-3), clip_norm=None
-        ),
+        healthy=_HEALTHY,
         source="Wortsman et al., arXiv:2304.13013, section 3",
     ),
     Cause(
@@ -214,7 +212,7 @@ _HELD_OUT = (
             task=_transformer(post_norm=True, qk_norm=False),
             rate=lambda step: 2e-2,
         ),
-        healthy=Recipe(name="healthy_post_norm", task=_transformer(post_norm=True), rate=_RATE),
+        healthy=_HEALTHY,
         source="Xiong et al., arXiv:2002.04745",
         held_out=True,
     ),
@@ -224,7 +222,7 @@ _HELD_OUT = (
         faulty=Recipe(
             name="exploding_states",
             task=partial(RecurrentTask, recurrent_gain=4.0),
-            rate=rising_to(0.3),
+            rate=rising(2e-3, 0.5),
             clip_norm=None,
         ),
         healthy=_HEALTHY_GRU,

@@ -6,11 +6,11 @@ from torch.nn import functional
 
 from benchmarks.early_warning.tasks import Losses, OfStep, unchanged
 
-BATCH = 64
+BATCH = 32
 CLASSES = 10
 _SIDE = 16
 _WRONG_LABELS = 0.15
-_CHANNELS = (32, 64, 96)
+_CHANNELS = (16, 32, 64)
 
 
 class Images:
@@ -62,7 +62,7 @@ def _network(hidden: int, *, half_norm: bool) -> nn.Sequential:
     return nn.Sequential(*parts)
 
 
-_HIDDEN = (800, 864)
+_HIDDEN = (900, 960)
 
 
 class ImageTask:

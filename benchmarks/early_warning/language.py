@@ -11,7 +11,7 @@ from benchmarks.early_warning.tasks import Losses, OfStep, never, unchanged
 
 VOCABULARY = 128
 CONTEXT = 32
-BATCH = 8
+BATCH = 4
 _SUCCESSORS = 4
 
 
@@ -49,8 +49,8 @@ class Shape:
     heads: int = 4
 
 
-SHAPES = (Shape(width=128, layers=5), Shape(width=160, layers=4))
-_OF_EXPERTS = (Shape(width=96, layers=3), Shape(width=112, layers=2))
+SHAPES = (Shape(width=176, layers=3), Shape(width=208, layers=2))
+_OF_EXPERTS = (Shape(width=128, layers=2), Shape(width=176, layers=1))
 _EXPERTS = 8
 _CAPACITY = 1.25
 """Tokens that an expert takes, in those that it gets where the load is even."""

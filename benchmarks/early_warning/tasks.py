@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-STEPS = 300
-BEGINS = 120
+STEPS = 170
+BEGINS = 72
 """The step from which on what is planted at a step happens."""
 
 OfStep = Callable[[int], float]

@@ -13,7 +13,7 @@ from torch import nn
 
 import mp_agent
 from benchmarks.early_warning.causes import Recipe
-from benchmarks.early_warning.tasks import STEPS, Task
+from benchmarks.early_warning.tasks import STEPS
 from mp_agent.records.flight import RankLog, Segment
 from mp_agent.records.steps import EndReason
 from mp_agent.ring.reader import RingReader
@@ -21,9 +21,9 @@ from mp_agent.settings import Settings
 
 LAYER_INTERVAL = 10
 MEASURED: dict[str, Any] = {
-    name: True for name in Settings.model_fields if name.startswith("measure_")
+    name: name != "measure_fp8" for name in Settings.model_fields if name.startswith("measure_")
 }
-"""All groups of statistics that are measured on request."""
+"""All groups of statistics that are measured on request; nothing here is meant for FP8."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,52 +56,57 @@ def train_once(recipe: Recipe, seed: int, kept: Path) -> Trained:
 
 
 def train(recipe: Recipe, seed: int, steps: int = STEPS) -> Trained:
-    """Train a model of the shape that belongs to the seed."""
-    torch.set_num_threads(1)  # so that results do not depend on the machine
-    torch.manual_seed(seed)
-    task = recipe.task(seed)
-    model = task.model
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=recipe.rate(0),
-        betas=(0.9, recipe.beta2),
-        eps=recipe.epsilon,
-        weight_decay=0.0,
-    )
-    scaler = torch.amp.GradScaler("cpu", enabled=recipe.scaled)
+    """Train a model of the shape that belongs to the seed, with the probe."""
+    training = _Training(recipe, seed)
     both = []
-    with _watched(model, f"{recipe.name}-{seed}") as written:
+    with _watched(training.task.model, f"{recipe.name}-{seed}") as written:
         for step in range(steps):
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.rate(step)
-            both.append(_step(task, optimizer, scaler, recipe, step))
+            both.append(training.step(step))
             written.collect()
         mp_agent.shutdown()  # which writes the last step
         written.collect()
-        size = sum(parameter.numel() for parameter in model.parameters())
+        size = sum(parameter.numel() for parameter in training.task.model.parameters())
         losses, seen = zip(*both, strict=True)
         return Trained(losses, seen, written.log(), size)
 
 
-def _step(
-    task: Task,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    recipe: Recipe,
-    step: int,
-) -> tuple[float, float]:
-    losses = task.losses(step)
-    if losses.observed is not None:
-        mp_agent.observe(loss=losses.observed)
-    torch.autograd.backward(scaler.scale(losses.trained * recipe.loss_weight(step)))
-    scaler.unscale_(optimizer)
-    if recipe.clip_norm is not None:
-        nn.utils.clip_grad_norm_(task.model.parameters(), recipe.clip_norm)
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-    seen = losses.trained if losses.observed is None else losses.observed
-    return losses.course.item(), seen.item()
+def losses_of(recipe: Recipe, seed: int, steps: int = STEPS) -> Sequence[float]:
+    """Return the losses of the same training without the probe."""
+    training = _Training(recipe, seed)
+    return [training.step(step)[0] for step in range(steps)]
+
+
+class _Training:
+    def __init__(self, recipe: Recipe, seed: int) -> None:
+        torch.set_num_threads(1)  # so that results do not depend on the machine
+        torch.manual_seed(seed)
+        self._recipe, self.task = recipe, recipe.task(seed)
+        self._optimizer = torch.optim.AdamW(
+            self.task.model.parameters(),
+            lr=recipe.rate(0),
+            betas=(0.9, recipe.beta2),
+            eps=recipe.epsilon,
+            weight_decay=0.0,
+        )
+        self._scaler = torch.amp.GradScaler("cpu", enabled=recipe.scaled)
+
+    def step(self, step: int) -> tuple[float, float]:
+        """Train a step; return the loss that is to fall, and the one that the probe sees."""
+        recipe, scaler = self._recipe, self._scaler
+        for group in self._optimizer.param_groups:
+            group["lr"] = recipe.rate(step)
+        losses = self.task.losses(step)
+        if losses.observed is not None:
+            mp_agent.observe(loss=losses.observed)
+        torch.autograd.backward(scaler.scale(losses.trained * recipe.loss_weight(step)))
+        scaler.unscale_(self._optimizer)
+        if recipe.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.task.model.parameters(), recipe.clip_norm)
+        scaler.step(self._optimizer)
+        scaler.update()
+        self._optimizer.zero_grad()
+        seen = losses.trained if losses.observed is None else losses.observed
+        return losses.course.item(), seen.item()
 
 
 class _Written:
