@@ -127,8 +127,8 @@ _TUNED = (
         model="transformer, stream in FP16",
         faulty=Recipe(
             name="fp16_residual",
-            task=_transformer(**_FP16, branch_gain=5000.0),
-            rate=warmed_up(6e-3),
+            task=_transformer(**_FP16, branch_gain=2500.0),
+            rate=warmed_up(4e-3),
             scaled=True,
         ),
         healthy=_HEALTHY_FP16,
@@ -139,7 +139,11 @@ _TUNED = (
         model="transformer, stream in FP16",
         faulty=Recipe(
             name="scale_collapse",
-            task=partial(TransformerTask, variant=Variant(**_FP16), gradient_factor=doubling(4)),
+            task=partial(
+                TransformerTask,
+                variant=Variant(**_FP16),
+                gradient_factor=doubling(1, begins=25, times=100.0),
+            ),
             rate=_RATE,
             scaled=True,
         ),
@@ -151,8 +155,8 @@ _TUNED = (
         model="mixture of 8 experts, BF16 autocast",
         faulty=Recipe(
             name="router_collapse",
-            task=_transformer(balance=-0.2, autocast=True, router_gain=4.0),
-            rate=warmed_up(6e-3),
+            task=_transformer(balance=-1.0, autocast=True, router_gain=8.0),
+            rate=warmed_up(1.5e-2),
         ),
         healthy=Recipe(
             name="healthy_experts", task=_transformer(balance=0.01, autocast=True), rate=_RATE
@@ -172,9 +176,9 @@ _TUNED = (
         faulty=Recipe(
             name="bf16_weights",
             task=partial(ImageTask, dtype=torch.bfloat16),
-            rate=warmed_up(3e-5),
+            rate=warmed_up(1e-4),
         ),
-        healthy=Recipe(name="healthy_slow_cnn", task=ImageTask, rate=warmed_up(3e-5)),
+        healthy=Recipe(name="healthy_slow_cnn", task=ImageTask, rate=warmed_up(1e-4)),
         source="Zamirai et al., arXiv:2010.06192, section 3",
     ),
     Cause(
@@ -221,7 +225,7 @@ _HELD_OUT = (
         model="GRU, FP32",
         faulty=Recipe(
             name="exploding_states",
-            task=partial(RecurrentTask, recurrent_gain=4.0),
+            task=partial(RecurrentTask, recurrent_gain=1.5),
             rate=rising(2e-3, 0.5),
             clip_norm=None,
         ),

@@ -47,9 +47,9 @@ def never(step: int) -> float:
     return 0.0
 
 
-def doubling(every: int) -> OfStep:
-    """Return a factor that doubles every so many steps, a thousand million-fold at most."""
-    return lambda step: 2.0 ** min(30.0, max(0.0, (step - BEGINS) / every))
+def doubling(every: float, *, begins: int = BEGINS, times: float = 30.0) -> OfStep:
+    """Return a factor that doubles every so many steps, `times` at most."""
+    return lambda step: 2.0 ** min(times, max(0.0, (step - begins) / every))
 
 
 def from_then_on(value: float, before: float = 0.0) -> OfStep:
