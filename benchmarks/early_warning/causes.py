@@ -127,8 +127,8 @@ _TUNED = (
         model="transformer, stream in FP16",
         faulty=Recipe(
             name="fp16_residual",
-            task=_transformer(**_FP16, branch_gain=2500.0),
-            rate=warmed_up(4e-3),
+            task=partial(TransformerTask, variant=Variant(**_FP16), gain=doubling(4, begins=50)),
+            rate=_RATE,
             scaled=True,
         ),
         healthy=_HEALTHY_FP16,
@@ -239,7 +239,7 @@ _HELD_OUT = (
         faulty=Recipe(
             name="fp16_variance",
             task=partial(
-                ImageTask, autocast=torch.float16, half_norm=True, brightness=doubling(10)
+                ImageTask, autocast=torch.float16, half_norm=True, brightness=doubling(6)
             ),
             rate=_RATE,
             scaled=True,

@@ -64,8 +64,6 @@ class Variant:
     """LayerNorm on queries and keys, which bounds the attention logits."""
     stream_dtype: torch.dtype = torch.float32
     """Dtype of the residual stream, and so of the gradients that flow along it."""
-    branch_gain: float = 1.0
-    """What each branch is multiplied by before it is added to the stream."""
     logits_dtype: torch.dtype = torch.float32
     post_norm: bool = False
     """LayerNorm on the stream after each branch, as at first, rather than on its input."""
@@ -97,12 +95,14 @@ class Stream(nn.Module):
     def __init__(self, width: int, variant: Variant) -> None:
         super().__init__()
         self._variant = variant
+        self.gain = 1.0
+        """What a branch is multiplied by before it is added."""
         self.gradient_factor = 1.0
         self.norm = nn.LayerNorm(width) if variant.post_norm else nn.Identity()
 
     def forward(self, stream: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
         """Return [B, T, width] in the dtype of the stream."""
-        added = self.norm(stream + self._variant.branch_gain * branch)
+        added = self.norm(stream + self.gain * branch)
         added = added.to(self._variant.stream_dtype)
         if self.gradient_factor == 1.0:
             return added
@@ -225,21 +225,24 @@ class TransformerTask:
         seed: int,
         variant: Variant,
         *,
+        gain: OfStep = unchanged,
         gradient_factor: OfStep = unchanged,
         bad_share: OfStep = never,
     ) -> None:
         shapes = SHAPES if variant.balance is None else _OF_EXPERTS
         self.model = Transformer(shapes[seed % len(shapes)], variant)
         self._variant, self._data = variant, Language(seed)
-        self._gradient_factor, self._bad_share = gradient_factor, bad_share
+        self._gain, self._gradient_factor, self._bad_share = gain, gradient_factor, bad_share
         self._experts = [each for each in self.model.modules() if isinstance(each, Experts)]
-        *_, self._last = (each for each in self.model.modules() if isinstance(each, Stream))
+        self._streams = [each for each in self.model.modules() if isinstance(each, Stream)]
 
     def losses(self, step: int) -> Losses:
         """Go forward with the next sequences."""
         tokens = self._data.batch(self._bad_share(step))
         # On the gradient of the last block's residual stream.
-        self._last.gradient_factor = self._gradient_factor(step)
+        self._streams[-1].gradient_factor = self._gradient_factor(step)
+        for stream in self._streams:
+            stream.gain = self._gain(step)
         with torch.autocast("cpu", torch.bfloat16, enabled=self._variant.autocast):
             logits = self.model(tokens[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

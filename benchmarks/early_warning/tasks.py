@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-STEPS = 170
-BEGINS = 72
+STEPS = 150
+BEGINS = 68
 """The step from which on what is planted at a step happens."""
 
 OfStep = Callable[[int], float]

@@ -20,10 +20,12 @@ from mp_agent.ring.reader import RingReader
 from mp_agent.settings import Settings
 
 LAYER_INTERVAL = 10
+_NOT_MEASURED = ("measure_fp8", "measure_local_gradients", "measure_step_parts")
+"""What says nothing of one rank's numbers in 16 or 32 bits."""
 MEASURED: dict[str, Any] = {
-    name: name != "measure_fp8" for name in Settings.model_fields if name.startswith("measure_")
+    name: name not in _NOT_MEASURED for name in Settings.model_fields if name.startswith("measure_")
 }
-"""All groups of statistics that are measured on request; nothing here is meant for FP8."""
+"""All groups of statistics that are measured on request, but those."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -223,15 +223,16 @@ def test_causes_are_many_and_some_are_held_out():
 def test_a_training_that_overflows_and_one_that_does_not_go_through():
     steps = 3 * LAYER_INTERVAL
 
-    def recipe(name, scaled, **variant):
-        def task(seed):
-            return TransformerTask(seed, Variant(**variant))
+    def overflowing(seed):
+        half = Variant(stream_dtype=torch.float16)
+        return TransformerTask(seed, half, gain=lambda step: 1e6)
 
-        return Recipe(name=name, task=task, rate=warmed_up(2e-3), scaled=scaled)
+    def usual(seed):
+        return TransformerTask(seed, Variant())
 
-    overflowing = {"stream_dtype": torch.float16, "branch_gain": 1e6}
-    faulty = train(recipe("faulty", True, **overflowing), 0, steps)
-    healthy = train(recipe("healthy", False), 0, steps)
+    rate = warmed_up(2e-3)
+    faulty = train(Recipe(name="faulty", task=overflowing, rate=rate, scaled=True), 0, steps)
+    healthy = train(Recipe(name="healthy", task=usual, rate=rate), 0, steps)
 
     assert len(faulty.losses) == len(healthy.losses) == len(healthy.seen) == steps
     assert healthy.parameters > 1e6
