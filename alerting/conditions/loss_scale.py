@@ -118,7 +118,11 @@ LOSS_SCALE_AT_FLOOR = Condition(
         "a burst of overflows that has ended, with the scale recovering",
         "a run without a scaler",
     ),
-    follows_from=("MpAgentGradientExplosion", "MpAgentLearningRateJump"),
+    follows_from=(
+        "MpAgentActivationNonFinite",
+        "MpAgentGradientExplosion",
+        "MpAgentLearningRateJump",
+    ),
     needs=((Quantity.LOSS_SCALE, Quantity.SKIPS),),
     knobs=(less_below("loss_scale_floor"),),
     guidance=Guidance(

@@ -94,6 +94,7 @@ GRADIENT_NONFINITE = Condition(
     follows_from=(
         "MpAgentRankNonFinite",
         "MpAgentNonFiniteUpdate",
+        "MpAgentActivationNonFinite",
         "MpAgentGradientExplosion",
         "MpAgentLearningRateJump",
     ),
@@ -341,6 +342,7 @@ LOSS_NONFINITE = Condition(
     follows_from=(
         "MpAgentRankNonFinite",
         "MpAgentNonFiniteUpdate",
+        "MpAgentActivationNonFinite",
         "MpAgentGradientExplosion",
         "MpAgentLearningRateJump",
     ),
