@@ -238,9 +238,7 @@ _HELD_OUT = (
         model="CNN, FP16 autocast",
         faulty=Recipe(
             name="fp16_variance",
-            task=partial(
-                ImageTask, autocast=torch.float16, half_norm=True, brightness=doubling(6)
-            ),
+            task=partial(ImageTask, autocast=torch.float16, half_norm=True, brightness=doubling(6)),
             rate=_RATE,
             scaled=True,
         ),

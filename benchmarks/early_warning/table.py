@@ -63,8 +63,8 @@ def _sentences(pairs: Sequence[Pair], held_out: Sequence[Pair]) -> str:
     twins = twins_of(pairs)
     seeds, causes = ({getattr(pair, name) for pair in pairs} for name in ("seed", "cause"))
     lines = [
-        f"{len(causes)} causes in {len(seeds)} seeds: of {found.wrong} of {len(pairs)} trainings "
-        "the loss left its course.",
+        f"{len(causes)} causes, seeds {_names(sorted(map(str, seeds)))}: of {found.wrong} of "
+        f"{len(pairs)} trainings the loss left its course.",
         f"Median lead of the first signal to that step: {_number(lead)} steps"
         f"{_range(found.leads)}; aimed at {LEAD_STEPS} or more: "
         f"{_reached(lead is not None and lead >= LEAD_STEPS)}. Of the held-out causes: "
