@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -76,12 +77,12 @@ class Cause:
         return self.faulty.name
 
 
-def _transformer(**variant: object) -> Callable[[int], Task]:
-    return partial(TransformerTask, variant=Variant(**variant))  # type: ignore[arg-type]
+def _transformer(**variant: Any) -> Callable[[int], Task]:
+    return partial(TransformerTask, variant=Variant(**variant))
 
 
 _RATE = warmed_up(2e-3)
-_FP16 = {"stream_dtype": torch.float16}
+_FP16: dict[str, Any] = {"stream_dtype": torch.float16}
 _HEALTHY = Recipe(name="healthy", task=_transformer(), rate=_RATE)
 _HEALTHY_FP16 = Recipe(name="healthy_fp16", task=_transformer(**_FP16), rate=_RATE, scaled=True)
 _HEALTHY_GRU = Recipe(name="healthy_gru", task=RecurrentTask, rate=_RATE)

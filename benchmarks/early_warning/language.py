@@ -102,7 +102,7 @@ class Stream(nn.Module):
 
     def forward(self, stream: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
         """Return [B, T, width] in the dtype of the stream."""
-        added = self.norm(stream + self.gain * branch)
+        added: torch.Tensor = self.norm(stream + self.gain * branch)
         added = added.to(self._variant.stream_dtype)
         if self.gradient_factor == 1.0:
             return added

@@ -30,7 +30,10 @@ class Losses:
 class Task(Protocol):
     """A model with its data, made from a seed."""
 
-    model: nn.Module
+    @property
+    def model(self) -> nn.Module:
+        """What is trained."""
+        ...
 
     def losses(self, step: int) -> Losses:
         """Go forward with the next batch."""

@@ -18,6 +18,7 @@ EXPECTED = Path(__file__).parent / "expected"
 WITHOUT_VALUE = frozenset(
     {
         "mp_agent.zero_epsilon.info",
+        "mp_agent.divergent_rates.info",
         "mp_agent.cut_off_parameters.info",
         "mp_agent.rank_series.left_out",
     }
