@@ -225,8 +225,16 @@ def _without_defaults(panel: dict[str, Any]) -> dict[str, Any]:
         {name: value for name, value in target.items() if (name, value) != ("instant", False)}
         for target in panel.get("targets", ())
     ]
+    links = [
+        {name: value for name, value in link.items() if value and name != "placement"}
+        for link in panel.get("links", ())
+    ]
     kept = {name: value for name, value in panel.items() if (name, value) not in _DEFAULTS}
-    return {**kept, **({"targets": targets} if targets else {})}
+    return {
+        **kept,
+        **({"targets": targets} if targets else {}),
+        **({"links": links} if links else {}),
+    }
 
 
 def _laid_out(board: Board, built: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -161,7 +161,7 @@ class Probe:
         if self._reduction is not None:
             self._shield.run("the reduction's end", self._reduction.close)
         self._shield.closed = self._updates_shield.closed = True
-        self._instruments.close()
+        self._recorder.close()
         if self._patches is not None:
             self._patches.restore()
 

@@ -240,16 +240,20 @@ class CutLayers:
 
         They count once several looks in a row have found them.
         """
-        self.looking = False
-        for handle in self._handles:
-            handle.remove()
         names = _cut_off(self._owners, self._calls, self._given)
-        self._handles, self._owners, self._calls, self._given = [], [], {}, set()
+        self.close()
         self._found = [*self._found[1 - _LOOKS_AGREEING :], frozenset(names)]
         if len(self._found) == _LOOKS_AGREEING:
             names = [name for name in names if all(name in found for found in self._found)]
             scalars[CUT_OFF_PARAMETERS] = float(len(names))
             self._names.send(names, torch.ones(len(names), device="cpu"))
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        self.looking = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._owners, self._calls, self._given = [], [], {}, set()
 
     def _add(self, place: int, inputs: object, output: object) -> None:
         if place == _ROOT:

@@ -231,6 +231,11 @@ class StepRecorder:
         delivery.offer(self._observed(step), complete=True)
         delivery.collect()
 
+    def close(self) -> None:
+        """Leave modules and functions as they were."""
+        self._instruments.close()
+        self._cut_layers.close()
+
     def lost_a_step(self) -> None:
         """Count a step whose end was not seen: something was raised in the middle of it."""
         if self._writer is not None:

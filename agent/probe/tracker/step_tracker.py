@@ -290,7 +290,7 @@ class StepTracker:
 
     def scripting(self) -> None:
         """Leave modules and functions as they were: what stands in for them cannot be compiled."""
-        self._context.instruments.close()
+        self._context.recorder.close()
 
     def captured(self, event: Callable[..., None], arguments: Sequence[object]) -> None:
         """Note what happens while a CUDA graph is captured, when no event is handled."""

@@ -223,7 +223,7 @@ _LAYERS_WITHOUT_GRADIENT_NOT_LOOKED_AT = Example(
 )
 
 
-def _example(title: str, reason: str, severity: Severity) -> Example:
+def _example(title: str, reason: str, severity: Severity, *, not_yet_minute: int = 7) -> Example:
     text = _NOTHING_TRAINED_TEXT.replace("{run}", "demo").replace("{reason}", reason)
     counts = (*flat(None, 5), *ramp(60, 60, 30), "stale")
     certain = severity is Severity.CRITICAL
@@ -234,7 +234,7 @@ def _example(title: str, reason: str, severity: Severity) -> Example:
         fires={severity: text.replace("{value|count}", "1800")},
         labels={"reason": reason},
         at=34,
-        not_yet=(5 if certain else 7, 40),
+        not_yet=(4 if certain else not_yet_minute, 40),
     )
 
 
@@ -250,6 +250,10 @@ _ZERO_LOSS = _example(
 
 _ZERO_RATE = _example(
     "a learning rate that has decayed to 0 while steps go on", "learning rate 0", Severity.WARNING
+)
+
+_ZERO_RATES = _example(
+    "learning rates that are all 0", "all learning rates 0", Severity.WARNING, not_yet_minute=4
 )
 
 _CONSTANT = _example("a loss that is the same on every step", "constant loss", Severity.WARNING)
@@ -271,6 +275,7 @@ _NOTHING_TRAINED_FEW = Example(
     minutes=12,
     tracks=(
         Track(training.UNTRAINED_STEPS, (1, 2, 3, "stale"), {"reason": "learning rate 0"}),
+        Track(training.UNTRAINED_STEPS, (1, 2, 3, "stale"), {"reason": "all learning rates 0"}),
         Track(training.UNTRAINED_STEPS, (1, 2, 3, "stale"), {"reason": "all gradients 0"}),
     ),
 )
@@ -302,7 +307,16 @@ EXAMPLES = {
         quiet=(_ALL, _LAYERS_WITHOUT_GRADIENT_NOT_LOOKED_AT),
     ),
     "MpAgentNothingTrained": Examples(
-        firing=(_ZEROS, _ZERO_LOSS, _ZERO_RATE, _CONSTANT, _NO_GRADIENTS, _VANISHED, _SAME),
+        firing=(
+            _ZEROS,
+            _ZERO_LOSS,
+            _ZERO_RATE,
+            _ZERO_RATES,
+            _CONSTANT,
+            _NO_GRADIENTS,
+            _VANISHED,
+            _SAME,
+        ),
         quiet=(_NOTHING_TRAINED_FEW, _ROUNDED),
     ),
 }

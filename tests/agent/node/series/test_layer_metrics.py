@@ -22,7 +22,7 @@ from mp_agent.records.columns import (
     Column,
     ColumnFamily,
 )
-from mp_agent.records.columns.gradients import STATE
+from mp_agent.records.columns.gradients import FEW_WEIGHTS, STATE
 from mp_agent.records.columns.gradients import WEIGHTS as COMPARED
 from mp_agent.records.views import LayerView
 from tests.agent.node.builders import NO_GRADIENTS, make_export, make_run_view
@@ -178,5 +178,7 @@ def test_with_one_family_only_what_says_so_gives_way():
 def test_every_layer_metric_is_of_a_declared_family():
     names = {family.name for family in FAMILIES}
     assert {m.family for m in METRICS if m.scope is Scope.LAYER} <= names
-    of_the_run_alone = {LOGITS.name, LOGPROBS.name, STATE.name, TENSORS.name, COMPARED.name}
+    of_the_run_alone = {
+        each.name for each in (LOGITS, LOGPROBS, STATE, FEW_WEIGHTS, TENSORS, COMPARED)
+    }
     assert {m.family for m in LayerMetrics(METRICS, FAMILIES).all} == names - of_the_run_alone

@@ -185,6 +185,7 @@ class TestEveryFamily:
         assert family.places(model)
         watched.probe.detach()
         assert not family.places(model)
+        assert not hooks_on(model, but="")
 
     def test_training_is_the_same_to_the_bit(self, family, measured):
         def trained() -> list[torch.Tensor]:

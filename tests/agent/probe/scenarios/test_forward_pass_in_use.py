@@ -88,6 +88,28 @@ def measuring(watch: Callable[..., Any]) -> tuple[nn.Sequential, Any]:
     return model, watched
 
 
+class WithSpare(nn.Module):
+    """Has a layer that the loss does not use: its order among the others is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.used(inputs)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_model_whose_order_is_looked_at_can_be_scripted(watch):
+    model, watched = WithSpare(), watch()
+    train(model, 1)
+    assert model.used._forward_hooks, "the order of its modules is about to be looked at"
+    scripted: Any = torch.jit.script(model)
+    assert torch.equal(scripted(torch.ones(8)), model(torch.ones(8)))
+    train(model, 1)
+    assert watched.state().probe_errors == 0
+
+
 class Scored(nn.Module):
     """Calls all of the functions."""
 

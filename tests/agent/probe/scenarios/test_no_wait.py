@@ -21,7 +21,7 @@ from mp_agent.probe.optimizers import measurement, plan
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.statistics.distribution import distribution_rows
 from mp_agent.records.columns import DISTRIBUTION, FAMILIES, GRADIENT_COLUMN_NAMES
-from mp_agent.records.columns.gradients import STATE, WEIGHTS
+from mp_agent.records.columns.gradients import FEW_WEIGHTS, STATE, WEIGHTS
 from mp_agent.records.steps import FloatArray
 from tests.agent.probe.rings import read_ring
 
@@ -274,7 +274,7 @@ def test_what_is_sampled_is_not_waited_for_either(device_watch, nothing_compiled
     families = [each.families for each in contents.layers]
     families += [each.families for each in contents.records]
     # A process alone has no replicas to compare.
-    compared = {WEIGHTS.name, STATE.name}
+    compared = {WEIGHTS.name, FEW_WEIGHTS.name, STATE.name}
     everything = {each.name for each in FAMILIES} - compared
     assert {name for each in families for name in each} == everything
 
