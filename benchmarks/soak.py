@@ -37,7 +37,7 @@ _STEPS_AT_ONCE = 100
 _SAMPLED_EVERY = 100
 _RARE = 1e-4
 """Share of the steps of a rank that are lost, and of those with a spike of the loss."""
-_WAIT_SECONDS = 60.0
+_WAIT_SECONDS = 300.0
 _LOSS_AT, _NONFINITE_AT = map(step_columns(guarded=False).index, ("loss", "loss_nonfinite"))
 _NAN_STEPS = 5
 _RANKS_AND_LAYERS = ((8, 300), (4, 300), (8, 1000), (2, 50))
