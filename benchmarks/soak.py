@@ -35,6 +35,8 @@ from mp_agent.settings.load import handed_over
 _JOB_HOURS = 1.0
 _STEPS_AT_ONCE = 100
 _SAMPLED_EVERY = 100
+_LOOK_SECONDS = 0.2
+_QUIET_LOOKS = 5
 _RARE = 1e-4
 """Share of the steps of a rank that are lost, and of those with a spike of the loss."""
 _WAIT_SECONDS = 300.0
@@ -57,6 +59,8 @@ class Use:
     threads: int
     files: int
     file_mib: float
+    flight_files: int
+    """Of flight records, which each run keeps, up to a number of its own."""
     series: int
     processor_seconds: float
 
@@ -131,6 +135,7 @@ class Soak:
             if not silent:
                 ring.end(EndReason.COMPLETED)
             ring.close()
+        self._let_analyses_end()
         self._jobs, self._steps = self._jobs + 1, self._steps + last
         return self._use(scrape, ranks)
 
@@ -170,12 +175,23 @@ class Soak:
                 )
             time.sleep(0.2)
 
+    def _let_analyses_end(self) -> None:
+        """Wait until no post-mortem is under way: jobs of seconds would wait for it in a row."""
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        quiet = 0
+        while quiet < _QUIET_LOOKS:
+            time.sleep(_LOOK_SECONDS)
+            quiet = 0 if children.read_text("ascii").strip() else quiet + 1
+
     def _use(self, scrape: str, ranks: int) -> Use:
         process = Path(f"/proc/{self._process.pid}")
         status = dict(
             line.split(":", 1) for line in (process / "status").read_text("ascii").splitlines()
         )
+        kept = self._settings.flight_dir
         files = [path for path in self._directory.rglob("*") if path.is_file()]
+        records = [path for path in files if path.is_relative_to(kept)]
+        files = [path for path in files if not path.is_relative_to(kept)]
         clock_of_process = (~self._process.pid << 3) | 2
         return Use(
             hours=self._steps * self._step_seconds / 3600,
@@ -186,6 +202,7 @@ class Soak:
             threads=int(status["Threads"]),
             files=len(files),
             file_mib=sum(path.stat().st_size for path in files) / 2**20,
+            flight_files=len(records),
             series=sum(line[:1] not in ("#", "") for line in scrape.splitlines()),
             processor_seconds=time.clock_gettime(clock_of_process),
         )
@@ -232,9 +249,17 @@ def main() -> int:
     from benchmarks.machine import describe, markdown
 
     print(f"{describe(device('cpu'))}\n")
-    header = ("hours", "steps", "ranks", *(name.replace("_", " ") for name in _FIELDS))
+    header = (
+        "hours",
+        "steps",
+        "ranks",
+        *(name.replace("_", " ") for name in (*_FIELDS, "flight_files")),
+    )
     rows = [
-        tuple(f"{getattr(use, name):.0f}" for name in ("hours", "steps", "ranks", *_FIELDS))
+        tuple(
+            f"{getattr(use, name):.0f}"
+            for name in ("hours", "steps", "ranks", *_FIELDS, "flight_files")
+        )
         for use in uses
     ]
     print(markdown(header, rows))

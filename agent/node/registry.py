@@ -1,6 +1,5 @@
 """The runs of this node, each with its lock, its ledger, its status file and its end."""
 
-import gc
 import logging
 import os
 import socket
@@ -294,19 +293,12 @@ class RunRegistry:
 
     def poll(self, now_seconds: float) -> None:
         """Poll all runs, start flight records that are due, and remove runs that are over."""
-        over = []
-        for run_dir, supervisor in self._supervisors.items():
+        for run_dir, supervisor in list(self._supervisors.items()):
             supervisor.poll(now_seconds)
             self._flight.poll(supervisor.run, now_seconds)
             busy = self._flight.busy(supervisor.run, now_seconds)
             if supervisor.over(now_seconds) and not busy and supervisor.remove():
-                over.append(run_dir)
-        for run_dir in over:
-            self._forget(run_dir)
-        if over:
-            # The arrays of a run, which refers to itself, would stay for hours: an agent makes few
-            # objects, and Python looks for such cycles by their number.
-            gc.collect()
+                self._forget(run_dir)
 
     def _forget(self, run_dir: Path) -> None:
         run = self._supervisors.pop(run_dir).run

@@ -16,6 +16,7 @@ _USE = Use(
     threads=2,
     files=5,
     file_mib=40.0,
+    flight_files=0,
     series=1000,
     processor_seconds=1.0,
 )

@@ -417,6 +417,23 @@ def _rate_zero(random: Random) -> Events:
     yield from training.forever()
 
 
+def _rate_fallen(random: Random) -> Events:
+    """A schedule made for epochs is stepped at every batch."""
+    training, before = _trained(random)
+    yield from before
+    for _ in range(50):
+        training.learning_rate *= 0.8
+        yield training.step()
+    yield from training.forever()
+
+
+def _layers_cut_off(random: Random) -> Events:
+    """A `detach` in the forward pass leaves the first layers without gradient."""
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(of_rank={0: {"cut_off_parameters": 2.0}})
+
+
 def _clipped_scaled(random: Random) -> Events:
     """unscale_ is forgotten: clipping sees the norm times the loss scale, at every step."""
     training, before = _trained(random, scaler=Scaler())
@@ -1114,6 +1131,20 @@ FAULTS = (
         what="two parameters of a new head are in no optimizer",
         script=_replaced_head,
         expected={"MpAgentParametersWithoutOptimizer": "warning"},
+        minutes=40,
+    ),
+    Scenario(
+        name="layers-cut-off",
+        what="two parameters of the first layers are cut off from the loss",
+        script=_layers_cut_off,
+        expected={"MpAgentLayersCutOff": "warning"},
+        minutes=40,
+    ),
+    Scenario(
+        name="rate-fallen",
+        what="the learning rate falls to next to nothing",
+        script=_rate_fallen,
+        expected={"MpAgentLearningRateFallen": "warning"},
         minutes=40,
     ),
     Scenario(
