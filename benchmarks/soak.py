@@ -191,7 +191,7 @@ class Soak:
         kept = self._settings.flight_dir
         files = [path for path in self._directory.rglob("*") if path.is_file()]
         records = [path for path in files if path.is_relative_to(kept)]
-        files = [path for path in files if not path.is_relative_to(kept)]
+        files = [path for path in files if path not in records and path.name != "stderr"]
         clock_of_process = (~self._process.pid << 3) | 2
         return Use(
             hours=self._steps * self._step_seconds / 3600,

@@ -24,6 +24,8 @@ CALIBRATION_STEPS = 520
 STORM_DELAY_SECONDS = 18.0
 """From the end of calibration to the storm: a little more than the scaled overflow_window."""
 STORM_SECONDS = 8.0
+STORM_STEPS = 300
+"""More than the steps after which a collapsed loss scale counts."""
 QUIET_SECONDS = 26.0
 
 
@@ -127,7 +129,10 @@ def overflow_storm() -> None:
     while trainer.steps < CALIBRATION_STEPS:
         trainer.step()
     trainer.train_for(STORM_DELAY_SECONDS)
+    last = trainer.steps + STORM_STEPS
     trainer.train_for(STORM_SECONDS, input_scale=1e7)
+    while trainer.steps < last:
+        trainer.step(input_scale=1e7)
 
 
 def nonfinite_update() -> None:
