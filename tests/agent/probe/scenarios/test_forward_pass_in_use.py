@@ -96,7 +96,8 @@ class WithSpare(nn.Module):
         self.used, self.spare = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.used(inputs)
+        outputs: torch.Tensor = self.used(inputs)
+        return outputs
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
