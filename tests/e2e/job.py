@@ -23,9 +23,8 @@ STEP_PAUSE_SECONDS = 0.01
 CALIBRATION_STEPS = 520
 STORM_DELAY_SECONDS = 18.0
 """From the end of calibration to the storm: a little more than the scaled overflow_window."""
-STORM_SECONDS = 8.0
-STORM_STEPS = 300
-"""More than the steps after which a collapsed loss scale counts."""
+STORM_STEPS = 450
+"""More than those after which a collapsed loss scale counts, fewer than for a very low one."""
 QUIET_SECONDS = 26.0
 
 
@@ -130,7 +129,6 @@ def overflow_storm() -> None:
         trainer.step()
     trainer.train_for(STORM_DELAY_SECONDS)
     last = trainer.steps + STORM_STEPS
-    trainer.train_for(STORM_SECONDS, input_scale=1e7)
     while trainer.steps < last:
         trainer.step(input_scale=1e7)
 
