@@ -378,11 +378,11 @@ RUN_THRESHOLDS = (
     ),
     Threshold(
         name="unreduced_steps",
-        value=32.0,
+        value=64.0,
         unit="{step}",
         meaning="consecutive steps of replicas with gradients of their own, without weights that "
         "are equal again, after which no averaging is to be expected; more than the period of "
-        "local SGD, and 16 times as many where no wrapper shows that they are replicas",
+        "local SGD, and 8 times as many where no wrapper shows that they are replicas",
     ),
     Threshold(
         name="restarts",

@@ -142,10 +142,9 @@ class LearningTracker(Tracker):
             yield ZERO_GRADIENTS
         elif loss == 0.0 and self.clear and self.clear_losses >= _CLEAR_LOSSES:
             yield LOSS_VANISHED
-        if step.flag(LEARNING_RATES_ZERO):
-            yield ALL_RATES_ZERO
-        elif step.get("learning_rate") == 0.0:
-            yield ZERO_RATE
+        if step.get("learning_rate") == 0.0:
+            # Only ranks whose first rate is 0 look at the others.
+            yield ALL_RATES_ZERO if step.flag(LEARNING_RATES_ZERO) else ZERO_RATE
         if self._same_loss(loss):
             yield CONSTANT_LOSS
             norm = step.grad_norm

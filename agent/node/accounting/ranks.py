@@ -121,7 +121,7 @@ _LOST_STEPS = 3
 """Such steps of a run in which gradients were reduced before."""
 _PERIODS = 4
 """Periods of averaging that a run must exceed that has averaged its weights before."""
-_PLAIN_FACTOR = 16
+_PLAIN_FACTOR = 8
 """So many times longer may copies that no wrapper explains train alone: DiLoCo does on purpose."""
 
 

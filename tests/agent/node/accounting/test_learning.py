@@ -168,6 +168,22 @@ def test_a_loss_that_drifts_slowly_is_not_constant(account: Accumulator) -> None
         assert found.get("constant loss", 0) < 30
 
 
+@pytest.mark.parametrize(
+    ("rate", "all_0", "reason"),
+    [
+        (0.0, 1.0, "all learning rates 0"),
+        (0.0, 0.0, "learning rate 0"),
+        (0.1, 1.0, None),
+    ],
+    ids=["of all groups of all ranks", "of the first group", "of one rank alone"],
+)
+def test_learning_rates_are_0_where_no_rank_has_another(
+    account: Accumulator, rate: float, all_0: float, reason: str | None
+) -> None:
+    found = untrained(account, 100, learning_rate=rate, learning_rates_zero=all_0)
+    assert found == ({} if reason is None else {reason: 100})
+
+
 def test_a_learning_rate_of_0_unless_the_loss_falls_all_the_same(account: Accumulator) -> None:
     assert untrained(account, 100, learning_rate=0.0) == {"learning rate 0": 100}
     for step in range(100):
