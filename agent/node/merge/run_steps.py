@@ -15,14 +15,8 @@ from mp_agent.node.merge.coverage import (
     LayerCopies,
     group_key,
 )
-from mp_agent.node.merge.family_rows import (
-    FamilyRows,
-    PlainParameters,
-    PlainRows,
-    ReplicaDigests,
-    Rows,
-    StepFacts,
-)
+from mp_agent.node.merge.family_rows import FamilyRows, PlainRows, Rows
+from mp_agent.node.merge.replicas import PlainParameters, ReplicaDigests, StepFacts
 from mp_agent.node.merge.step_blocks import AlikeSteps, BlockRows, Places, by_kind
 from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import (
