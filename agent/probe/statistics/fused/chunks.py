@@ -115,7 +115,7 @@ class ChunkTables:
     """The chunks of some groups of tensors, on the host."""
 
     chunks: Int64Array
-    """[chunks, 7]: as `measure.CHUNK_FIELDS` says; the chunks of a group are adjacent."""
+    """[chunks, 7]: as `kernels.CHUNK_FIELDS` says; the chunks of a group are adjacent."""
     of_kind: tuple[Int64Array, ...]
     """Numbers of the chunks of each kind of elements."""
     groups: Int64Array

@@ -2,9 +2,9 @@
 
 import torch
 
-from mp_agent.probe.statistics.fused import fold, measure
-from mp_agent.probe.statistics.fused.fold import FOLDED_COLUMNS as COLUMNS
-from mp_agent.probe.statistics.fused.measure import COUNTS
+from mp_agent.probe.statistics.fused import kernels
+from mp_agent.probe.statistics.fused.kernels import COUNTS
+from mp_agent.probe.statistics.fused.kernels import FOLDED_COLUMNS as COLUMNS
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
 __all__ = ["COLUMNS", "COUNTS", "compile_all", "launch_fold", "launch_measure", "launch_once"]
@@ -14,8 +14,8 @@ def _measure_options(kind: int, smallest: bool) -> dict[str, int | bool]:
     return {
         "KIND": kind,
         "SMALLEST": smallest,
-        "R": measure.ROWS,
-        "num_warps": measure.WARPS,
+        "R": kernels.ROWS,
+        "num_warps": kernels.WARPS,
         "enable_fp_fusion": False,
     }
 
@@ -23,8 +23,8 @@ def _measure_options(kind: int, smallest: bool) -> dict[str, int | bool]:
 def _fold_options(smallest: bool) -> dict[str, int | bool]:
     return {
         "SMALLEST": smallest,
-        "B": fold.FOLD_BLOCK,
-        "num_warps": fold.WARPS,
+        "B": kernels.FOLD_BLOCK,
+        "num_warps": kernels.FOLD_WARPS,
         "enable_fp_fusion": False,
     }
 
@@ -39,7 +39,7 @@ def launch_measure(
     smallest: bool,
 ) -> None:
     """Launch `measure_chunks` for all chunks of one kind."""
-    measure.measure_chunks[(len(chunk_numbers),)](
+    kernels.measure_chunks[(len(chunk_numbers),)](
         pointers, chunks, chunk_numbers, squares, counts, **_measure_options(kind, smallest)
     )
 
@@ -53,7 +53,7 @@ def launch_fold(
     smallest: bool,
 ) -> None:
     """Launch `fold_groups` for all groups."""
-    fold.fold_groups[(len(groups),)](
+    kernels.fold_groups[(len(groups),)](
         squares, counts, groups, inverse_scale, table, **_fold_options(smallest)
     )
 
@@ -65,10 +65,10 @@ _FOLD_TYPES = (torch.float64, torch.int32, torch.int64, torch.float64, torch.flo
 def compile_all() -> None:
     """Compile every variant for the current device, of which only the model is asked."""
     for smallest in (False, True):
-        for kind in measure.KINDS:
+        for kind in kernels.KINDS:
             options = _measure_options(kind, smallest)
-            measure.measure_chunks.warmup(*_MEASURE_TYPES, grid=(1,), **options)
-        fold.fold_groups.warmup(*_FOLD_TYPES, grid=(1,), **_fold_options(smallest))
+            kernels.measure_chunks.warmup(*_MEASURE_TYPES, grid=(1,), **options)
+        kernels.fold_groups.warmup(*_FOLD_TYPES, grid=(1,), **_fold_options(smallest))
 
 
 def launch_once(device: torch.device) -> None:
@@ -79,6 +79,6 @@ def launch_once(device: torch.device) -> None:
     inverse_scale = torch.zeros((), dtype=torch.float64, device=device)
     table = torch.zeros((1, len(GRADIENT_COLUMN_NAMES)), dtype=torch.float64, device=device)
     for smallest in (False, True):
-        for kind in measure.KINDS:
+        for kind in kernels.KINDS:
             launch_measure(pointers, chunks, chunk_numbers[:1], squares, counts, kind, smallest)
         launch_fold(squares, counts, groups, inverse_scale, table, smallest)

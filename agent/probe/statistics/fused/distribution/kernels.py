@@ -1,17 +1,17 @@
 """The Triton kernels that count how elements are distributed, and fold the counts of layers.
 
 `find_edges` turns the boundaries into bits of float32, so that `count_chunks` compares integers
-and yet counts what arithmetic in float64 would. Its walk through a chunk is not that of `measure`:
-with two dozen comparisons per element, loads of 16 bytes and the code that takes them apart would
-save little. As there, which thread adds an element, and in which order, follows from its index
-alone.
+and yet counts what arithmetic in float64 would. Its walk through a chunk is not that of
+`measure_chunks`: with two dozen comparisons per element, loads of 16 bytes and the code that takes
+them apart would save little. As there, which thread adds an element, and in which order, follows
+from its index alone.
 """
 
 import triton
 import triton.language as tl
 
 from mp_agent.probe.statistics.fused.distribution import boundaries
-from mp_agent.probe.statistics.fused.measure import BF16, CHUNK_FIELDS, FP32
+from mp_agent.probe.statistics.fused.kernels import BF16, CHUNK_FIELDS, FP32
 from mp_agent.records.columns import DISTRIBUTION
 
 ROWS = 256
@@ -36,7 +36,7 @@ _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _INF = tl.constexpr(0x7F800000)
 _TRUSTED_MIN = tl.constexpr(0x2B800000)
 _TRUSTED_MAX = tl.constexpr(0x5D800000)
-"""As in `measure`."""
+"""As in the kernels of gradients."""
 
 _EDGES_ARGUMENTS = ("table", "inverse_scale", "loss_scale", "edges")
 

@@ -10,7 +10,7 @@ from mp_agent.probe.statistics.fused.distribution.boundaries import (
     boundary_table,
     span_table,
 )
-from mp_agent.probe.statistics.fused.measure import CHUNK_FIELDS, KINDS
+from mp_agent.probe.statistics.fused.kernels import CHUNK_FIELDS, KINDS
 from mp_agent.records.columns import DISTRIBUTION
 
 __all__ = ["COLUMNS", "compile_all", "launch_count", "launch_edges", "launch_fold", "launch_once"]

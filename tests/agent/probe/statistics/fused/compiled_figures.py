@@ -20,8 +20,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mp_agent.probe.statistics.fused import fold, measure
-from mp_agent.probe.statistics.fused.distribution import kernels
+from mp_agent.probe.statistics.fused import kernels
+from mp_agent.probe.statistics.fused.distribution import kernels as of_distribution
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -29,7 +29,7 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-KINDS = {"fp32": measure.FP32, "bf16": measure.BF16, "fp16": measure.FP16}
+KINDS = {"fp32": kernels.FP32, "bf16": kernels.BF16, "fp16": kernels.FP16}
 
 _MEASURE = {"pointers": "*i64", "chunks": "*i64", "chunk_numbers": "*i32", "squares": "*fp64"}
 _MEASURE |= {"counts": "*i32", "KIND": "constexpr", "SMALLEST": "constexpr", "R": "constexpr"}
@@ -59,36 +59,46 @@ def _of_target(target: GPUTarget) -> Iterator[tuple[str, dict[str, float]]]:
 def _of_gradients(target: GPUTarget) -> Iterator[tuple[str, dict[str, float]]]:
     for smallest in (False, True) if target.arch == 90 else (True,):
         for name, kind in KINDS.items():
-            constants = {"KIND": kind, "SMALLEST": smallest, "R": measure.ROWS}
-            compiled = _compiled(target, measure.measure_chunks, _MEASURE, constants, measure.WARPS)
+            constants = {"KIND": kind, "SMALLEST": smallest, "R": kernels.ROWS}
+            compiled = _compiled(target, kernels.measure_chunks, _MEASURE, constants, kernels.WARPS)
             found = _resources(target, compiled)
             if target.backend == "cuda":
-                elements = 4 if kind == measure.FP32 else 8
+                elements = 4 if kind == kernels.FP32 else 8
                 found["instructions_per_element"] = (
                     _in_loop(compiled.asm["cubin"], ".128") / elements
                 )
             yield (f"{name} smallest" if smallest else name), found
     if target.arch not in (90, "gfx942"):
         return
-    constants = {"SMALLEST": True, "B": fold.FOLD_BLOCK}
+    constants = {"SMALLEST": True, "B": kernels.FOLD_BLOCK}
     yield (
         "fold",
-        _resources(target, _compiled(target, fold.fold_groups, _FOLD, constants, fold.WARPS)),
+        _resources(
+            target, _compiled(target, kernels.fold_groups, _FOLD, constants, kernels.FOLD_WARPS)
+        ),
     )
 
 
 def _of_distribution(target: GPUTarget) -> Iterator[tuple[str, dict[str, float]]]:
     for name, kind in KINDS.items():
-        constants = {"KIND": kind, "R": kernels.ROWS}
-        compiled = _compiled(target, kernels.count_chunks, _COUNT, constants, kernels.WARPS)
+        constants = {"KIND": kind, "R": of_distribution.ROWS}
+        compiled = _compiled(
+            target, of_distribution.count_chunks, _COUNT, constants, of_distribution.WARPS
+        )
         found = _resources(target, compiled)
         if target.backend == "cuda":
             found["instructions_per_element"] = _in_loop(compiled.asm["cubin"], "")
         yield f"{name} distribution", found
-    compiled = _compiled(target, kernels.find_edges, _EDGES, {}, 1)
+    compiled = _compiled(target, of_distribution.find_edges, _EDGES, {}, 1)
     yield "edges", _resources(target, compiled)
-    constants = {"B": kernels.FOLD_BLOCK}
-    compiled = _compiled(target, kernels.fold_layers, _FOLD_LAYERS, constants, kernels.FOLD_WARPS)
+    constants = {"B": of_distribution.FOLD_BLOCK}
+    compiled = _compiled(
+        target,
+        of_distribution.fold_layers,
+        _FOLD_LAYERS,
+        constants,
+        of_distribution.FOLD_WARPS,
+    )
     yield "distribution fold", _resources(target, compiled)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from mp_agent.probe.statistics.fused import launches, measure
+from mp_agent.probe.statistics.fused import kernels, launches
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 from tests.agent.probe.statistics.gradients import LAYOUTS, VALUES, normal
@@ -18,7 +18,7 @@ from tests.agent.probe.statistics.test_every_column import gradients_of_any_kind
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, for what overflows
 
 CPU = torch.device("cpu")
-ROWS = measure.ROWS
+ROWS = kernels.ROWS
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FUSED_VALUES = {
     name: make for name, make in VALUES.items() if make().dtype in (torch.float32, torch.complex64)
@@ -33,7 +33,7 @@ ODD = ("some_subnormal", "negative_nan", "some_zeros", "nan_among_tiny")
 @pytest.fixture(autouse=True)
 def _wide_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's time goes by operations, hardly by how many elements each has."""
-    monkeypatch.setattr(measure, "ROWS", 4096)
+    monkeypatch.setattr(kernels, "ROWS", 4096)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_one_that_was_none_from_the_first_is_measured_once_it_is_there(
 def test_replicas_get_equal_bits_wherever_they_lie_in_memory(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "ROWS", ROWS)
+    monkeypatch.setattr(kernels, "ROWS", ROWS)
     statistics = FusedStatistics(CPU, launches)
     gradient = normal(9001, dtype=dtype)
     expected = statistics.layers([gradient], 1.0)
@@ -163,7 +163,7 @@ def test_tensors_of_several_blocks_and_chunks(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sizes around the edges of a block of rows, of a pair of them, and of a chunk."""
-    monkeypatch.setattr(measure, "ROWS", 16)
+    monkeypatch.setattr(kernels, "ROWS", 16)
     statistics = FusedStatistics(CPU, launches, chunk_elements=512)
     sizes = [63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513]
     gradients = [normal(size, dtype=dtype, seed=size) for size in sizes]
