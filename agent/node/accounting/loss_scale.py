@@ -1,5 +1,7 @@
 """Trackers of the loss scale: its changes, overflows, its floor, and scales that no hook saw.
 
+The share of steps that a scaler skips is taken over as many steps however long they take.
+
 Finds by the numbers alone that the gradient norm or the loss is not what it is taken for.
 A script may clip, or scale its loss, by means that call no hook. The norm is then that after
 clipping, and the loss is multiplied by the scale. Both are named as unsupported and no longer
@@ -10,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import frexp, inf
+from math import ceil, frexp, inf, sqrt
 
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.node.accounting.windows import median
@@ -43,6 +45,8 @@ class LossScaleTracker(Tracker):
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Account for a closed step."""
         scale, before = step.loss_scale, self.scale
+        if before is not None and step.columns.get("loss_scale") == 0.0:
+            scale = 0.0  # halved so often that FP32 rounds it to 0: below every limit
         if scale is None:
             return
         if self.initial is None:
@@ -155,8 +159,8 @@ class FloorSkips(Tracker):
 
 def is_floor_skip(step: MergedStep, thresholds: Mapping[str, float]) -> bool:
     """Return whether a step was skipped with the loss scale at or below the floor."""
-    scale = step.loss_scale
-    return step.skipped and scale is not None and scale <= thresholds["loss_scale_floor"]
+    scale = step.columns.get("loss_scale")
+    return step.skipped and scale is not None and 0.0 <= scale <= thresholds["loss_scale_floor"]
 
 
 log = logging.getLogger("mp_agent.node")
@@ -249,3 +253,64 @@ class Misreadings(Tracker):
         relieved = median(gradients) * _SCALE_MIN <= 1.0 and len(self.norms) >= _SUSPECTED_STEPS
         clipped = self.clipped or self._is_clipped(_SUSPECTED_STEPS)
         return relieved and (not clipped or factor >= _SCALE_MIN)
+
+
+_BLOCK_STEPS = 100
+_SIGNIFICANT = 3.0
+"""Standard deviations of a random number of skips that a rise is above."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OverflowShares(Tracker):
+    """Skipped steps by hundreds of steps after the scaler's calibration."""
+
+    blocks: list[int] = field(default_factory=list)
+    """Skipped steps in each hundred, the one that is being counted last."""
+    steps: int = 0
+    """Steps of that one."""
+    last: int | None = None
+    """The last step, counted in the attempt; what lies between two was not skipped."""
+    exceeded: tuple[str, ...] = ()
+    """If the last step was skipped: names of the thresholds that the share then exceeds."""
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Account for a closed step."""
+        self.exceeded = ()
+        thresholds = context.thresholds
+        if step.sequence < thresholds["calibration_steps"]:
+            return
+        made = 1 if self.last is None else max(step.sequence - self.last, 1)
+        self.last = step.sequence
+        kept = 3 * _blocks(thresholds["overflow_rise_steps"])
+        for _ in range(min(made, kept * _BLOCK_STEPS)):
+            if not self.blocks or self.steps == _BLOCK_STEPS:
+                self.blocks, self.steps = [*self.blocks[1 - kept :], 0], 0
+            self.steps += 1
+        if step.skipped:
+            self.blocks[-1] += 1
+            self.exceeded = tuple(self._exceeded(thresholds))
+
+    def _exceeded(self, thresholds: Mapping[str, float]) -> list[str]:
+        recent = self.blocks[-_blocks(thresholds["overflow_share_steps"]) :]
+        skips, steps = sum(recent), _BLOCK_STEPS * (len(recent) - 1) + self.steps
+        if skips < thresholds["overflow_skips"] or steps < thresholds["overflow_steps"]:
+            return []
+        bounds = ("overflow_warning", "overflow_critical")
+        found = [name for name in bounds if skips > thresholds[name] * steps]
+        return [*found, "overflow_rising"] if self._is_rising(thresholds) else found
+
+    def _is_rising(self, thresholds: Mapping[str, float]) -> bool:
+        """Return whether the share rose from window to window, by more than chance does."""
+        size = _blocks(thresholds["overflow_rise_steps"])
+        if len(self.blocks) < 3 * size:
+            return False
+        first, middle, last = (sum(self.blocks[i * size : (i + 1) * size]) for i in range(3))
+        steps = _BLOCK_STEPS * (size - 1) + self.steps
+        rise = last - first
+        significant = rise >= max(thresholds["overflow_skips"], _SIGNIFICANT * sqrt(first + last))
+        high = last > thresholds["overflow_rising"] * steps
+        return first < middle < last and significant and high
+
+
+def _blocks(steps: float) -> int:
+    return max(ceil(steps / _BLOCK_STEPS), 1)

@@ -29,8 +29,12 @@ from mp_agent.node.accounting.learning import (
 )
 from mp_agent.node.accounting.levels import NormGrowthTracker, RelapseTracker
 from mp_agent.node.accounting.loss import LossTracker
-from mp_agent.node.accounting.loss_scale import FloorSkips, LossScaleTracker, Misreadings
-from mp_agent.node.accounting.overflows import OverflowShares
+from mp_agent.node.accounting.loss_scale import (
+    FloorSkips,
+    LossScaleTracker,
+    Misreadings,
+    OverflowShares,
+)
 from mp_agent.node.accounting.ranks import (
     Pace,
     RankLossTracker,

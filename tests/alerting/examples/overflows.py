@@ -7,7 +7,7 @@ from mp_agent.alerting.expressions.terms import limit
 from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.metrics import training
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.overflows import OverflowShares
+from mp_agent.node.accounting.loss_scale import OverflowShares
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.tracker import AccountContext
 from tests.agent.node.builders import merged_step

@@ -57,6 +57,12 @@ def test_what_calibration_left_low_is_neither_collapsed_nor_falling():
     assert low["loss_scale_very_low"] == 301
 
 
+def test_a_scale_that_has_been_halved_to_0_is_below_each_limit_for_good():
+    _, low = run(lambda step: max(65536 * 0.5 ** max(0, step - 700), 1e-45) * (step < 870), 1000)
+    assert low["loss_scale_share_of_initial"] == 1000 - 706
+    assert run(lambda step: 0.0, 800)[1] == {}, "a trainer that logs 0 has no scaler"
+
+
 def test_memory_is_bounded():
     tracker = LossScaleTracker()
     for step in range(1, 5000):

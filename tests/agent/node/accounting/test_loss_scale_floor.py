@@ -30,6 +30,11 @@ def test_skips_above_the_floor_are_none(scale):
     assert recent(1, 2, 3, scale=scale) == [0, 0, 0]
 
 
+def test_a_scale_that_was_halved_to_0_is_at_the_floor_and_a_negative_one_is_none():
+    assert recent(1, 2, 3, scale=0.0) == [1, 2, 3]
+    assert recent(1, 2, 3, scale=-1.0) == [0, 0, 0]
+
+
 def test_a_clean_step_says_nothing_and_forgets_nothing():
     skips = FloorSkips()
     for sequence in (1, 2):

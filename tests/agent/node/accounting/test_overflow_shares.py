@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.overflows import OverflowShares
+from mp_agent.node.accounting.loss_scale import OverflowShares
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.tracker import AccountContext
 from tests.agent.node.builders import merged_step
