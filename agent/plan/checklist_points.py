@@ -97,7 +97,7 @@ def _casts(looked: Looked) -> Iterator[Seen]:
 def _loss_under_autocast(looked: Looked) -> Iterator[Seen]:
     if "autocast" in looked.words and looked.has_loop:
         yield Seen("check: no loss outside of autocast")
-    elif looked.case is not None and not looked.fact("autocast_format"):
+    if looked.case is not None and not looked.fact("autocast_format"):
         yield Seen("run: nothing was computed under autocast")
 
 

@@ -280,6 +280,6 @@ class StepTransition:
     rate_jump_step: int | None = None
     """The trainer's step of the last such rate; None before one."""
     rate_fell: bool = False
-    """Whether the learning rate has fallen to next to nothing within some steps, and stayed."""
+    """Whether the learning rate has collapsed within a few steps, and stayed low."""
     rate_fall_step: int | None = None
     """The trainer's step since which it was so last; None before."""

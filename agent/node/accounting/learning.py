@@ -243,7 +243,7 @@ class LearningTracker(Tracker):
 
 
 _FALL_STEPS = 64
-"""Steps within which a schedule that was meant so does not fall to next to nothing and go on."""
+"""Steps within which no schedule is meant to collapse while the run continues."""
 _FALLEN_STEPS = 16
 """Steps at such a rate: of those schedules that end at 0 within so few steps, cosine and straight
 ones have at most two, and a cubic one has six."""
@@ -253,12 +253,12 @@ _OTHER_SCHEDULE = 20.0
 
 @dataclass(slots=True, kw_only=True)
 class RateFall(Tracker):
-    """Finds a learning rate that falls to next to nothing within some steps, and stays there."""
+    """Finds a learning rate that collapses within a few steps, and stays low."""
 
     rates: list[float] = field(default_factory=list)
     """The last ones."""
     low_steps: int = 0
-    """Consecutive steps with a rate of next to nothing, compared with these."""
+    """Consecutive steps with a rate far below the highest of these."""
     begin_step: int | None = None
     """The trainer's step of the first of them."""
     found: bool = False

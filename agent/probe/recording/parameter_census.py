@@ -290,6 +290,11 @@ class _Owner:
             if (each := ref()) is not None and each.requires_grad and each.grad is None
         ]
 
+    def with_gradient(self) -> list[int]:
+        """Return the parameters that have one, by `id`."""
+        there = (ref() for ref in self.parameters.values())
+        return [id(each) for each in there if each is not None and each.grad is not None]
+
 
 class _Call:
     """The first call of a module: its place among them, and what it got and returned."""
@@ -320,11 +325,13 @@ def _cut_off(
     """Return the names of the parameters that are cut off; given: what is data, not a feature."""
     missing = {place: names for place in calls if (names := owners[place].without_gradient())}
     within = [f"{owners[place].name}." for place in missing]
+    # Tied weights may have their gradient from the last module that has them.
+    by_order = sorted(calls, key=lambda place: calls[place].order)
+    trained_by = {key: place for place in by_order for key in owners[place].with_gradient()}
     trained = [
-        call
-        for place, call in calls.items()
-        if len(missing.get(place, ())) < len(owners[place].parameters)
-        and not any(name.startswith(f"{owners[place].name}.") for name in within)
+        calls[place]
+        for place in set(trained_by.values())
+        if not any(name.startswith(f"{owners[place].name}.") for name in within)
         and owners[place].name
     ]
     first = min(trained, key=lambda call: call.order, default=None)

@@ -1142,7 +1142,7 @@ FAULTS = (
     ),
     Scenario(
         name="rate-fallen",
-        what="the learning rate falls to next to nothing",
+        what="the learning rate collapses within fifty steps",
         script=_rate_fallen,
         expected={"MpAgentLearningRateFallen": "warning"},
         minutes=40,

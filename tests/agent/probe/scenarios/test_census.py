@@ -345,6 +345,47 @@ def rebuilt_features() -> Iterator[int]:
     return trained(model, adam(model), forward=through(model, rebuilt))
 
 
+class LanguageModel(nn.Module):
+    """The weights of the embedding are those of the output layer; a `detach` follows a layer."""
+
+    def __init__(self, *, detached: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 16)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.head = nn.Linear(16, 10, bias=False)
+        self.head.weight = self.embedding.weight
+        self.detached = detached
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(inputs[:, 0].abs().long() % 10)
+        for number, layer in enumerate(self.layers):
+            hidden = hidden + layer(hidden).relu()
+            if self.detached and number == 1:
+                hidden = hidden.detach()
+        outputs: torch.Tensor = self.head(hidden)
+        return outputs
+
+
+def detached_behind_tied_weights() -> Iterator[int]:
+    torch.manual_seed(0)
+    model = LanguageModel(detached=True)
+    return trained(model, adam(model))
+
+
+def test_layers_cut_off_behind_tied_weights_are_named(see):
+    seen = see(detached_behind_tied_weights)
+
+    assert seen.first_steps[f"{CUT_OFF},warning"] <= 60
+    names = "layers.0.weight, layers.0.bias, layers.1.weight, layers.1.bias"
+    assert seen.names("cut_off_parameters_info") == names
+
+
+def tied_language_model() -> Iterator[int]:
+    torch.manual_seed(0)
+    model = LanguageModel(detached=False)
+    return trained(model, adam(model))
+
+
 def through(
     model: nn.Sequential, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -615,6 +656,7 @@ def tightly_clipped() -> Iterator[int]:
         idle_experts,
         averaged_and_target_copies,
         tied_weights,
+        tied_language_model,
         without_gradients,
         detached_for_some_steps,
         spare_branches,
