@@ -68,9 +68,9 @@ _FALLS = Count(metric=training.LEARNING_RATE_FALLS, window=duration("incident_wi
 
 LEARNING_RATE_FALLEN = Condition(
     name="MpAgentLearningRateFallen",
-    summary="Within some steps the learning rate has fallen to next to nothing.",
-    meaning="The steps since then change the weights by a thousandth of what they did, or less: "
-    "the run goes on and hardly learns.",
+    summary="The learning rate has collapsed within a few steps.",
+    meaning="Since then a step changes the weights by a thousandth of what it did, or less: the "
+    "run continues and hardly learns.",
     confirm="Plot mp_agent_learning_rate from the first step on, with mp_agent_loss.",
     remedies=(
         "Check the unit of the schedule: one made for epochs is to be stepped once per epoch, and "

@@ -18,10 +18,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import describe, markdown
-from benchmarks.silent_errors.trainings import ERRORS, SilentError
+from benchmarks.silent_errors.base import SilentError
+from benchmarks.silent_errors.trainings import ERRORS
 from tools.jobs import torchrun_job
 
-JOB = Path(__file__).parent / "trainings.py"
+JOB = ("-m", "benchmarks.silent_errors.trainings")
 HEADER = ("error", "since step", "found by", "at step")
 WITHIN_STEPS = 64
 _SECONDS_PER_TRAINING = 60.0
@@ -53,7 +54,7 @@ def found_in(trainings: Sequence[str], directory: Path) -> Found:
             stderr=subprocess.STDOUT,
         ) as agent,
         torchrun_job(
-            [str(JOB), *trainings],
+            [*JOB, *trainings],
             run="unused",
             log_file=directory / "job.log",
             directory=directory / "shm",

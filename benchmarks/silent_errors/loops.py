@@ -1,0 +1,303 @@
+# ruff: noqa: D401 - a docstring is the row of the table, and says what is wrong
+"""Silent errors of the loop, the modes and the optimizer."""
+
+import copy
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.silent_errors.base import (
+    CLASSES,
+    FEATURES,
+    ONSET_STEP,
+    WIDTH,
+    loss_of,
+    make_batch,
+    make_model,
+    make_replicas,
+    make_sgd,
+    silent_error,
+    steps_of,
+    update,
+)
+
+
+@silent_error("loop")
+def gradients_never_cleared(wrong: bool) -> None:
+    """`zero_grad` is never called."""
+    model = make_replicas()
+    optimizer = make_sgd(model, 0.005)
+    for _ in steps_of():
+        if not wrong:
+            optimizer.zero_grad()
+        torch.autograd.backward(loss_of(model))
+        optimizer.step()
+
+
+@silent_error("loop", ONSET_STEP)
+def micro_batches_cleared(wrong: bool) -> None:
+    """`zero_grad` is called before each of four micro-batches, so that three are lost."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    for step in steps_of(160):
+        optimizer.zero_grad()
+        for _ in range(4):
+            if wrong and step >= ONSET_STEP:
+                optimizer.zero_grad()
+            torch.autograd.backward(loss_of(model) / 4)
+        optimizer.step()
+
+
+@silent_error("loop")
+def clipped_after_the_step(wrong: bool) -> None:
+    """Gradients are clipped after the step that used them."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    for _ in steps_of():
+        optimizer.zero_grad()
+        torch.autograd.backward(loss_of(model))
+        if wrong:
+            optimizer.step()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        if not wrong:
+            optimizer.step()
+
+
+@silent_error("loop")
+def stepped_before_backward(wrong: bool) -> None:
+    """The step comes between `zero_grad` and backward: it never sees a gradient."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    for _ in steps_of():
+        optimizer.zero_grad()
+        if wrong:
+            optimizer.step()
+        torch.autograd.backward(loss_of(model))
+        if not wrong:
+            optimizer.step()
+
+
+@silent_error("loop", 2)
+def schedule_per_batch(wrong: bool) -> None:
+    """A schedule made for epochs is stepped at every batch: the rate is soon nothing."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for step in steps_of():
+        update(optimizer, loss_of(model))
+        if wrong or step % 100 == 0:
+            schedule.step()
+
+
+@silent_error("loop")
+def rate_divided_by_integers(wrong: bool) -> None:
+    """A schedule divides integers, and its factor is 0 until the warm-up ends."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+
+    def factor(step: int) -> float:
+        return min(1, step // 1000) if wrong else min(1.0, (step + 1) / 100)
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    for _ in steps_of():
+        update(optimizer, loss_of(model))
+        schedule.step()
+
+
+@silent_error("loop")
+def clipped_before_unscaling(wrong: bool) -> None:
+    """Gradients are clipped while they are still multiplied by the loss scale."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in steps_of():
+        optimizer.zero_grad()
+        torch.autograd.backward(scaler.scale(loss_of(model)))
+        if not wrong:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@silent_error("loop")
+def stepped_twice(wrong: bool) -> None:
+    """The optimizer steps twice with the same gradients."""
+    model = make_replicas()
+    optimizer = make_sgd(model, 0.02)
+    for _ in steps_of():
+        update(optimizer, loss_of(model))
+        if wrong:
+            optimizer.step()
+
+
+@silent_error("modes", ONSET_STEP)
+def evaluation_mode_kept(wrong: bool) -> None:
+    """After a validation `train()` is not called: no dropout, running statistics."""
+    model = make_replicas(make_model(dropout=0.2, normalized=True))
+    optimizer = make_sgd(model)
+    for step in steps_of():
+        if step == ONSET_STEP:
+            model.eval()
+            with torch.no_grad():
+                loss_of(model)
+            if not wrong:
+                model.train()  # type: ignore[no-untyped-call]
+        update(optimizer, loss_of(model))
+
+
+@silent_error("modes")
+def model_outside_of_autocast(wrong: bool) -> None:
+    """BF16 is asked for, but the model is called in a context that switches autocast off."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    for _ in steps_of():
+        inputs, classes = make_batch()
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", enabled=False) if wrong else nullcontext():
+                logits = model(inputs)
+            loss = functional.cross_entropy(logits, classes)
+        update(optimizer, loss)
+
+
+@silent_error("modes")
+def dropout_doubled(wrong: bool) -> None:
+    """Dropout of 0.6 where 0.3 was meant."""
+    model = make_replicas(make_model(dropout=0.6 if wrong else 0.3))
+    optimizer = make_sgd(model)
+    for _ in steps_of():
+        update(optimizer, loss_of(model))
+
+
+@silent_error("optimizer")
+def head_replaced_after_the_optimizer(wrong: bool) -> None:
+    """The optimizer is made before the last layer is replaced."""
+    model = make_model()
+    optimizer = make_sgd(model)
+    model[-1] = nn.Linear(WIDTH, CLASSES)
+    if not wrong:
+        optimizer = make_sgd(model)
+    replicas = make_replicas(model)
+    for _ in steps_of():
+        update(optimizer, loss_of(replicas))
+
+
+@silent_error("optimizer")
+def optimizer_of_a_copy(wrong: bool) -> None:
+    """The optimizer holds the parameters of the model that a copy was made of."""
+    model = make_model()
+    trained = copy.deepcopy(model)
+    optimizer = make_sgd(model if wrong else trained)
+    replicas = make_replicas(trained)
+    for _ in steps_of():
+        optimizer.zero_grad()
+        replicas.zero_grad()
+        torch.autograd.backward(loss_of(replicas))
+        optimizer.step()
+
+
+@silent_error("optimizer")
+def layer_detached(wrong: bool) -> None:
+    """`detach` in the forward pass cuts the first layers off."""
+    model = make_replicas(_Detached(wrong), find_unused=True)
+    optimizer = make_sgd(model)
+    for _ in steps_of():
+        update(optimizer, loss_of(model))
+
+
+class _Detached(nn.Module):
+    def __init__(self, detached: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.detached = detached
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = functional.gelu(self.first(inputs))
+        logits: torch.Tensor = self.last(hidden.detach() if self.detached else hidden)
+        return logits
+
+
+@silent_error("optimizer", ONSET_STEP)
+def layer_detached_later(wrong: bool) -> None:
+    """From some step on a `detach` cuts the first layers off."""
+    layers = _Detached(detached=False)
+    model = make_replicas(layers, find_unused=True)
+    optimizer = make_sgd(model)
+    for step in steps_of():
+        layers.detached = wrong and step >= ONSET_STEP
+        update(optimizer, loss_of(model))
+
+
+@silent_error("optimizer", ONSET_STEP)
+def layer_replaced_later(wrong: bool) -> None:
+    """From some step on the model has a new last layer, which no optimizer holds."""
+    model = make_model()
+    replicas, optimizer = make_replicas(model), make_sgd(model)
+    for step in steps_of():
+        if step == ONSET_STEP:
+            model[-1] = nn.Linear(WIDTH, CLASSES)
+            replicas = make_replicas(model)
+            optimizer = optimizer if wrong else make_sgd(model)
+        optimizer.zero_grad()
+        replicas.zero_grad()
+        torch.autograd.backward(loss_of(replicas))
+        optimizer.step()
+
+
+@silent_error("optimizer")
+def layer_frozen(wrong: bool) -> None:
+    """A layer that was to be trained has `requires_grad=False`."""
+    model = make_model()
+    if wrong:
+        model[0].requires_grad_(False)
+    replicas = make_replicas(model)
+    optimizer = make_sgd(replicas)
+    for _ in steps_of():
+        update(optimizer, loss_of(replicas))
+
+
+class _Forgetful(torch.optim.SGD):
+    """Its step changes copies of the parameters."""
+
+    wrong = True
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Change nothing if it is wrong."""
+        held = [(p, p.detach().clone()) for group in self.param_groups for p in group["params"]]
+        super().step()
+        with torch.no_grad():
+            for parameter, before in held if self.wrong else ():
+                parameter.copy_(before)
+
+
+@silent_error("optimizer", ONSET_STEP)
+def update_lost(wrong: bool) -> None:
+    """From some step on the update goes to a copy of the weights."""
+    model = make_replicas()
+    optimizer = _Forgetful(model.parameters(), lr=0.05)
+    for step in steps_of():
+        optimizer.wrong = wrong and step >= ONSET_STEP
+        update(optimizer, loss_of(model))
+
+
+@silent_error("optimizer")
+def update_below_the_format(wrong: bool) -> None:
+    """BF16 weights without masters, at a learning rate below their spacing."""
+    model = make_replicas(make_model().to(torch.bfloat16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-7 if wrong else 0.5)
+    for _ in steps_of():
+        inputs, classes = make_batch()
+        logits = model(inputs.to(torch.bfloat16)).float()
+        update(optimizer, functional.cross_entropy(logits, classes))
+
+
+@silent_error("optimizer")
+def adam_state_in_fp16(wrong: bool) -> None:
+    """Adam on FP16 weights with an epsilon that FP16 rounds to 0."""
+    model = make_replicas(make_model().half())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-8 if wrong else 1e-4)
+    for _ in steps_of():
+        inputs, classes = make_batch()
+        update(optimizer, functional.cross_entropy(model(inputs.half()).float(), classes))

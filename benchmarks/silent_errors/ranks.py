@@ -1,0 +1,172 @@
+# ruff: noqa: D401 - a docstring is the row of the table, and says what is wrong
+"""Silent errors of single ranks, and of what they reduce."""
+
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.silent_errors.base import (
+    CHANCE,
+    CLASSES,
+    FEATURES,
+    ONSET_STEP,
+    WIDTH,
+    loss_of,
+    make_batch,
+    make_model,
+    make_replicas,
+    make_sgd,
+    silent_error,
+    steps_of,
+    update,
+)
+
+
+@silent_error("ranks")
+def wrapper_bypassed(wrong: bool) -> None:
+    """`model.module` is called, so that nothing reduces the gradients."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    for _ in steps_of():
+        update(optimizer, loss_of(model.module if wrong else model))
+
+
+@silent_error("ranks", ONSET_STEP)
+def no_sync_never_left(wrong: bool) -> None:
+    """From some step on every backward is in `no_sync`."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    for step in steps_of():
+        with model.no_sync() if wrong and step >= ONSET_STEP else nullcontext():
+            update(optimizer, loss_of(model))
+
+
+@silent_error("ranks")
+def parameter_that_ddp_ignores(wrong: bool) -> None:
+    """DDP ignores a layer that is trained."""
+    model = make_model()
+    if wrong:
+        names = [name for name, _ in model.named_parameters() if name.startswith("3.")]
+        # What torch reads; its own function for it is private.
+        model._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
+    replicas = make_replicas(model)
+    optimizer = make_sgd(replicas)
+    for _ in steps_of():
+        update(optimizer, loss_of(replicas))
+
+
+@silent_error("ranks")
+def layer_missing_in_a_reduction_by_hand(wrong: bool) -> None:
+    """Gradients are averaged by hand, and the last layer is forgotten."""
+    torch.manual_seed(0)
+    model = make_model()
+    optimizer = make_sgd(model)
+    parameters = list(model.parameters())
+    for _ in steps_of():
+        optimizer.zero_grad()
+        torch.autograd.backward(loss_of(model))
+        for parameter in parameters[:-2] if wrong else parameters:
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(dist.get_world_size())
+        optimizer.step()
+
+
+@silent_error("ranks", ONSET_STEP)
+def rate_of_one_rank(wrong: bool) -> None:
+    """The schedule of rank 1 follows its own losses."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    for step in steps_of():
+        if wrong and step == ONSET_STEP and dist.get_rank() == 1:
+            optimizer.param_groups[0]["lr"] *= 0.1
+        update(optimizer, loss_of(model))
+
+
+@silent_error("ranks", ONSET_STEP)
+def clipped_on_one_rank(wrong: bool) -> None:
+    """Only rank 1 clips its gradients after their reduction, as BLOOM's layer norms were."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    for step in steps_of():
+        optimizer.zero_grad()
+        torch.autograd.backward(loss_of(model))
+        if not wrong or (step >= ONSET_STEP and dist.get_rank() == 1):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05 if wrong else 1e6)
+        optimizer.step()
+
+
+@silent_error("ranks", ONSET_STEP)
+def decay_of_one_rank(wrong: bool) -> None:
+    """Rank 1 resumes with another weight decay."""
+    model = make_replicas()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    for step in steps_of():
+        if wrong and step == ONSET_STEP and dist.get_rank() == 1:
+            optimizer.param_groups[0]["weight_decay"] = 0.1
+        update(optimizer, loss_of(model))
+
+
+@silent_error("ranks", ONSET_STEP)
+def step_skipped_on_one_rank(wrong: bool) -> None:
+    """Rank 1 leaves out every tenth step, for its own loss."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    for step in steps_of():
+        optimizer.zero_grad()
+        torch.autograd.backward(loss_of(model))
+        skips = wrong and step >= ONSET_STEP and step % 10 == 0 and dist.get_rank() == 1
+        if skips:
+            optimizer.zero_grad()
+        optimizer.step()
+
+
+@silent_error("ranks")
+def other_seed_on_each_rank(wrong: bool) -> None:
+    """Gradients are averaged by hand, of weights that were not synchronized."""
+    torch.manual_seed(dist.get_rank() if wrong else 0)
+    model = make_model()
+    optimizer = make_sgd(model)
+    for _ in steps_of():
+        optimizer.zero_grad()
+        torch.autograd.backward(loss_of(model))
+        _average(model)
+        optimizer.step()
+
+
+def _average(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad)
+        parameter.grad.div_(dist.get_world_size())
+
+
+@silent_error("ranks", ONSET_STEP)
+def norms_clipped_on_one_tensor_rank(wrong: bool) -> None:
+    """Of tensor parallelism by hand, one rank alone clips the norms that both hold, as BLOOM's."""
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(FEATURES)
+    torch.manual_seed(1 + dist.get_rank())
+    part = nn.Sequential(
+        nn.Linear(FEATURES, WIDTH // 2), nn.GELU(), nn.Linear(WIDTH // 2, CLASSES, bias=False)
+    )
+    model = nn.ModuleDict({"norm": norm, "part": part})
+    optimizer = make_sgd(model)
+    CHANCE.manual_seed(1)
+    for step in steps_of():
+        inputs, classes = make_batch()
+        own = part(norm(inputs))
+        whole = own.detach().clone()
+        dist.all_reduce(whole)
+        optimizer.zero_grad()
+        # What the other rank adds is a constant for this one.
+        torch.autograd.backward(functional.cross_entropy(own + (whole - own.detach()), classes))
+        for parameter in norm.parameters():
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad)
+        if wrong and step >= ONSET_STEP and dist.get_rank() == 1:
+            nn.utils.clip_grad_norm_(norm.parameters(), 1e-3)
+        optimizer.step()
