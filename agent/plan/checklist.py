@@ -19,7 +19,7 @@ from mp_agent.flight.postmortem.diagnosis import ALERTING
 from mp_agent.inputs.files import read_text
 from mp_agent.lint.script import check_script, imported_files
 from mp_agent.output import Console, refuse
-from mp_agent.plan.checklist_points import POINTS, Looked, Point
+from mp_agent.plan.checklist_points import POINTS, ChecklistPoint, Looked
 from mp_agent.plan.short_run import ShortRun, run_shortly
 from mp_agent.plan.target import CRASHED
 from mp_agent.report import terminal
@@ -76,7 +76,7 @@ class Checklist:
         return written({**head, **plain(self), "wrong": self.wrong})
 
 
-def _checked(number: int, point: Point, looked: Looked) -> CheckedPoint:
+def _checked(number: int, point: ChecklistPoint, looked: Looked) -> CheckedPoint:
     """Return the verdict on a point: wrong by anything, fine only by what was looked at."""
     rules = {rule.code: rule for rule in point.rules}
     findings = [one for one in looked.code.findings if one.code in rules]

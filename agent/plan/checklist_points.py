@@ -74,41 +74,41 @@ class Looked:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PointEvidence:
     """Something that was looked at, and whether it is wrong."""
 
     text: str
     wrong: bool = False
 
 
-def _casts(looked: Looked) -> Iterator[Seen]:
+def _casts(looked: Looked) -> Iterator[PointEvidence]:
     if looked.has_loop:
-        yield Seen(f"check: no cast of what is trained, in {looked.files} file(s)")
+        yield PointEvidence(f"check: no cast of what is trained, in {looked.files} file(s)")
     weights, masters = looked.fact("parameter_format"), looked.fact("master_format")
     if weights:
         narrow = bool({"fp16", "bf16"} & set(weights.split("+")))
         copies = f", the copies that are updated {masters}" if masters else ""
-        yield Seen(
+        yield PointEvidence(
             f"run: the weights are {weights}{copies or ', without FP32 copies' * narrow}",
             wrong=narrow and not masters,
         )
 
 
-def _loss_under_autocast(looked: Looked) -> Iterator[Seen]:
+def _loss_under_autocast(looked: Looked) -> Iterator[PointEvidence]:
     if "autocast" in looked.words and looked.has_loop:
-        yield Seen("check: no loss outside of autocast")
+        yield PointEvidence("check: no loss outside of autocast")
     if looked.case is not None and not looked.fact("autocast_format"):
-        yield Seen("run: nothing was computed under autocast")
+        yield PointEvidence("run: nothing was computed under autocast")
 
 
-def _binary_cross_entropy(looked: Looked) -> Iterator[Seen]:
+def _binary_cross_entropy(looked: Looked) -> Iterator[PointEvidence]:
     if looked.has_loop:
         used = sorted(looked.words & {"binary_cross_entropy", "BCELoss"})
         what = f"{', '.join(used)}, but not under autocast" if used else "no binary_cross_entropy"
-        yield Seen(f"check: {what}, in {looked.files} file(s)")
+        yield PointEvidence(f"check: {what}, in {looked.files} file(s)")
 
 
-def _clipping(looked: Looked) -> Iterator[Seen]:
+def _clipping(looked: Looked) -> Iterator[PointEvidence]:
     if looked.case is None or not looked.case.judged:
         return
     norms = [norm_of(step) for step in looked.case.judged]
@@ -117,38 +117,38 @@ def _clipping(looked: Looked) -> Iterator[Seen]:
     if limited:
         clipped = sum((step.clip_coefficient or 1.0) < 1.0 for step in limited)
         limit = scientific(limited[-1].get("clip_max_norm"))
-        yield Seen(f"{text}, clipped to {limit} on {clipped} of {len(norms)} steps")
+        yield PointEvidence(f"{text}, clipped to {limit} on {clipped} of {len(norms)} steps")
     else:
-        yield Seen(f"{text}, without clipping that is seen")
+        yield PointEvidence(f"{text}, without clipping that is seen")
 
 
-def _loss_scale(looked: Looked) -> Iterator[Seen]:
+def _loss_scale(looked: Looked) -> Iterator[PointEvidence]:
     if looked.case is None:
         return
     scales = [scale for step in looked.case.steps if (scale := step.loss_scale) is not None]
     precision = looked.fact("precision")
     if scales:
         skipped = sum(step.skipped for step in looked.case.steps)
-        yield Seen(
+        yield PointEvidence(
             f"run: loss scale {number(scales[0])} at first, {number(scales[-1])} at last, "
             f"{skipped} of {len(looked.case.steps)} steps skipped"
         )
     elif precision:
         short = precision == "fp16"
         why = "in whose range gradients underflow" if short else "which needs none"
-        yield Seen(f"run: no loss scale with {precision}, {why}", wrong=short)
+        yield PointEvidence(f"run: no loss scale with {precision}, {why}", wrong=short)
 
 
-def _inputs(looked: Looked) -> Iterator[Seen]:
+def _inputs(looked: Looked) -> Iterator[PointEvidence]:
     for name, samples in looked.watched.items():
         if f" {INPUT} " not in name:
             continue
         row = samples[-1]
         if "swallowed_sum" not in row:
-            yield Seen(f"run: {name} holds whole numbers: nothing to normalize")
+            yield PointEvidence(f"run: {name} holds whole numbers: nothing to normalize")
             continue
         sizes = [_rms(one) for one in samples]
-        yield Seen(
+        yield PointEvidence(
             f"run: {name}: mean {scientific(mean(row))}, root mean square {scientific(sizes[-1])}, "
             f"largest magnitude {scientific(row.get('abs_max'))}",
             wrong=all(size > _RMS_HIGH or 0.0 < size < _RMS_LOW for size in sizes),
@@ -160,39 +160,41 @@ def _rms(row: dict[str, float]) -> float:
     return (norm(row) or 0.0) / sqrt(finite) if finite else 0.0
 
 
-def _initialization(looked: Looked) -> Iterator[Seen]:
+def _initialization(looked: Looked) -> Iterator[PointEvidence]:
     if looked.case is None or not looked.case.judged:
         return
     first = looked.case.judged[0]
     text = f"run: gradient norm {scientific(norm_of(first))} on step {first.step}"
     if (value := first.get("loss")) is not None:
         text += f", loss {scientific(value)}"
-    yield Seen(text)
+    yield PointEvidence(text)
     for table in looked.case.history.tables[:1]:
         norms = [sqrt(one) for one in table.column("sum_squares").tolist() if one >= 0.0]
         if not norms:
             continue
-        yield Seen(
+        yield PointEvidence(
             f"run: gradient norms of {len(norms)} layers on step "
             f"{looked.case.number_of(table.sequence)}: {scientific(min(norms))} to "
             f"{scientific(max(norms))}"
         )
 
 
-def _reductions(looked: Looked) -> Iterator[Seen]:
+def _reductions(looked: Looked) -> Iterator[PointEvidence]:
     outputs = [row["abs_max"] for _, row in looked.rows(ACTIVATIONS) if "abs_max" in row]
     if outputs:
-        yield Seen(f"run: largest magnitude of a module's output {scientific(max(outputs))}")
+        yield PointEvidence(
+            f"run: largest magnitude of a module's output {scientific(max(outputs))}"
+        )
 
 
-def _dimensions(looked: Looked) -> Iterator[Seen]:
+def _dimensions(looked: Looked) -> Iterator[PointEvidence]:
     if looked.case is None:
         return
     limit = looked.case.limit("dimension_imbalance")
     for name, samples in looked.watched.items():
         ratios = [ratio for row in samples if (ratio := slice_imbalance(row)) is not None]
         if ratios:
-            yield Seen(
+            yield PointEvidence(
                 f"run: {name}: largest range of a slice divided by the smallest "
                 f"{scientific(ratios[-1])}; 16 bits lose the small one above {limit:g}",
                 wrong=min(ratios) > limit,
@@ -204,13 +206,13 @@ _LOOP = "No backward pass is in the script's files: what a library trains is not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ChecklistPoint:
     """What a point is judged by; the remedies are those of rules and conditions."""
 
     title: str
     rules: tuple[Rule, ...] = ()
     conditions: tuple[Condition, ...] = ()
-    look: Callable[[Looked], Iterator[Seen]]
+    look: Callable[[Looked], Iterator[PointEvidence]]
     remedy: str
     """What to do where what was seen is wrong."""
     unseen: str
@@ -218,7 +220,7 @@ class Point:
 
 
 POINTS = (
-    Point(
+    ChecklistPoint(
         title="no .half() or .bfloat16() on what is trained",
         rules=(casts.CAST_MODEL, casts.CAST_INPUT),
         conditions=(optimizer.UPDATES_LOST, optimizer.WEIGHTS_UNCHANGED),
@@ -226,7 +228,7 @@ POINTS = (
         remedy="Keep FP32 weights and let autocast cast, or give the optimizer FP32 copies.",
         unseen=_LOOP,
     ),
-    Point(
+    ChecklistPoint(
         title="the loss is computed under autocast",
         rules=(autocast.LOSS_OUTSIDE_AUTOCAST, autocast.BACKWARD_UNDER_AUTOCAST),
         conditions=(loop.AUTOCAST_WITHOUT_EFFECT,),
@@ -234,14 +236,14 @@ POINTS = (
         remedy="",
         unseen="Where a library turns autocast on, look at its loss there.",
     ),
-    Point(
+    ChecklistPoint(
         title="binary_cross_entropy_with_logits, not binary_cross_entropy",
         rules=(autocast.BINARY_CROSS_ENTROPY, loss.ACTIVATION_BEFORE_LOSS),
         look=_binary_cross_entropy,
         remedy="",
         unseen=_LOOP,
     ),
-    Point(
+    ChecklistPoint(
         title="gradients are clipped where the model needs it",
         rules=(scaling.CLIP_WITHOUT_UNSCALE, gradients.CLIPPED_AFTER_STEP),
         conditions=(
@@ -254,7 +256,7 @@ POINTS = (
         remedy="",
         unseen=_SHORT_RUN,
     ),
-    Point(
+    ChecklistPoint(
         title="the loss scale holds",
         rules=(
             scaling.UNSCALE_TWICE,
@@ -274,13 +276,13 @@ POINTS = (
         remedy="Scale the loss by torch.amp.GradScaler, or use BF16.",
         unseen=_SHORT_RUN,
     ),
-    Point(
+    ChecklistPoint(
         title="inputs are normalized",
         look=_inputs,
         remedy="Normalize in the data: subtract the mean, divide by the standard deviation.",
         unseen=f"{_SHORT_RUN} It measures the tensors that the model's forward gets in training.",
     ),
-    Point(
+    ChecklistPoint(
         title="the initialization suits the model",
         conditions=(
             gradient_size.GRADIENT_VANISHING,
@@ -292,7 +294,7 @@ POINTS = (
         remedy="",
         unseen=_SHORT_RUN,
     ),
-    Point(
+    ChecklistPoint(
         title="values fit the format before they are reduced",
         rules=(
             numerics.CANCELLING_VARIANCE,
@@ -308,7 +310,7 @@ POINTS = (
         remedy="",
         unseen=_SHORT_RUN,
     ),
-    Point(
+    ChecklistPoint(
         title="no dimension outweighs the others",
         conditions=(tensors.DIMENSION_IMBALANCE,),
         look=_dimensions,

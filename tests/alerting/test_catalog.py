@@ -118,7 +118,7 @@ _LIMITS: dict[tuple[str, Severity], set[float]] = {
 """Numbers that a level must compare against, by its severity."""
 
 _COUNTED = {
-    "unreduced_steps": 32,
+    "unreduced_steps": 64,
     "autocast_fp32_share": 0.5,
     "grad_norm_high": 100,
     "grad_norm_extreme": 1000,
