@@ -96,6 +96,8 @@ class Measured:
     """How long the panels and the rule groups of one store take, and how much it holds."""
 
     series: int
+    store_bytes: int
+    """Of all samples on disk, without what was recorded or asked afterwards."""
     panels: Mapping[tuple[str, str], tuple[float, float]]
     groups: Mapping[str, float]
 
@@ -115,6 +117,7 @@ def of_prometheus(size: Size, directory: Path, end: int) -> Measured:
     promtool, prometheus = _binaries("promtool", "prometheus")
     rules, recording = directory / "rules.yaml", directory / "recording.yaml"
     series = fill(promtool, directory / "data", size, end)
+    store_bytes = _bytes_in(directory / "data")
     record((promtool, prometheus), directory, recording, size, end)
     with prometheus_over(
         prometheus, directory, rules=rules, evaluation_seconds=_EVALUATION_SECONDS
@@ -122,7 +125,7 @@ def of_prometheus(size: Size, directory: Path, end: int) -> Measured:
         groups = group_seconds(url)
     with prometheus_over(prometheus, directory) as url:
         panels = panel_seconds(_asking(url, size, end))
-    return Measured(series=series, panels=panels, groups=groups)
+    return Measured(series=series, store_bytes=store_bytes, panels=panels, groups=groups)
 
 
 def of_victoria_metrics(size: Size, directory: Path, end: int) -> Measured:
@@ -132,6 +135,7 @@ def of_victoria_metrics(size: Size, directory: Path, end: int) -> Measured:
     start = int(end - size.hours * 3600)
     with victoria_metrics(server, directory / "store", memory="6GB") as store:
         series = store.send_lines(json_lines(size, end))
+        store_bytes = _bytes_in(directory / "store" / "data")
         replay(alerting, recording, store.url, start, end)
         with vmalert(
             alerting,
@@ -143,7 +147,11 @@ def of_victoria_metrics(size: Size, directory: Path, end: int) -> Measured:
         ) as url:
             groups = group_seconds(url)
         panels = panel_seconds(_asking(store.url, size, end))
-    return Measured(series=series, panels=panels, groups=groups)
+    return Measured(series=series, store_bytes=store_bytes, panels=panels, groups=groups)
+
+
+def _bytes_in(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 def _binaries(*names: str) -> tuple[Path, ...]:
@@ -176,7 +184,9 @@ def main() -> int:
             (directory / "rules.yaml").write_text(rules_text())
             (directory / "recording.yaml").write_text(rules_text(alerts=False))
             measured = measure(size, directory, int(time.time()) + _AHEAD_SECONDS)
-        print(f"\n{measured.series:,} series, {size}\n")
+        samples = measured.series * size.hours * 3600 / size.interval_seconds
+        per_sample = measured.store_bytes / samples
+        print(f"\n{measured.series:,} series, {size}, {per_sample:.2f} bytes a sample\n")
         print_tables(measured.panels, measured.groups)
         sys.stdout.flush()
         slow |= max(wall for wall, _ in measured.panels.values()) > PANEL_SECONDS

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -16,6 +17,10 @@ from mp_agent.settings import Settings
 from mp_agent.settings.load import receive_settings
 
 log = logging.getLogger("mp_agent.node")
+
+_GC_THRESHOLDS = (20_000, 20, 10)
+"""The rows of a large run live as long as its steps are open: Python's own thresholds would have
+all of them searched for cycles, of which there are few, every few seconds."""
 
 
 def watch_run(run_dir: Path, lock_fd: int, *, detached: bool) -> None:
@@ -69,6 +74,7 @@ def end_process(exit_code: int) -> NoReturn:
 
 def _serve(agent: NodeAgent) -> None:
     """Run to the end; a detached process has no stderr, so a fatal error is logged."""
+    gc.set_threshold(*_GC_THRESHOLDS)
     loop = asyncio.new_event_loop()
     try:
         # Not asyncio.run, which waits for the threads of the loop's executor.

@@ -110,9 +110,16 @@ class GroupReduction:
             self._end()
 
     def group_ends(self, group: dist.ProcessGroup | None) -> None:
-        """Take up what is under way before the job's process groups are destroyed."""
-        if group is None:
-            self.close()
+        """Take up what is under way before the job's process groups are destroyed.
+
+        The ranks meet again in those that are made after them.
+        """
+        if group is not None or self._is_off:
+            return
+        self.close()
+        self._records.clear()
+        self._packing, self._assumed = None, AssumedGroups()
+        self._is_off = False
 
     def close(self) -> None:
         """Take up what is under way, and release the group."""

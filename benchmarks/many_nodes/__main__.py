@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         warm_up_steps=options.warm_up_steps,
         steady_steps=options.steady_steps,
         table_steps=options.table_steps,
+        step_seconds=options.step_seconds,
         start_seconds=options.start_seconds,
     )
     models = [
@@ -217,6 +218,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=0,
         help="of a live run: plant a NaN every so many steps, and measure how soon the root knows",
     )
+    parser.add_argument("--step-seconds", type=float, default=Load().step_seconds)
     parser.add_argument("--start-seconds", type=float, default=Load().start_seconds)
     for name in ("warm_up_steps", "steady_steps", "table_steps"):
         parser.add_argument(

@@ -40,9 +40,13 @@ def _end_info(run: RunView) -> Reading:
     return {(run.end_reason.name.lower(),): 1.0}
 
 
+_MISSING_NAMED_AT_MOST = 64
+"""Where most of a large run is missing, a series for each rank would only keep the root busy."""
+
+
 def _missing_ranks(run: RunView) -> Reading:
     missing = () if run.latest.step is None else run.latest.step.missing_ranks
-    return {(str(rank),): 1.0 for rank in missing}
+    return {(str(rank),): 1.0 for rank in missing[:_MISSING_NAMED_AT_MOST]}
 
 
 def _steps_made(change: StepTransition) -> Reading:
@@ -145,7 +149,8 @@ COVERAGE = gauge(
 MISSING_RANK = info(
     "mp_agent.missing_rank.info",
     labels=("rank",),
-    help="A rank that the merged metrics do not cover.",
+    help="A rank that the merged metrics do not cover; the 64 lowest are named. "
+    "mp_agent_coverage_ratio has the share of all.",
     read=_missing_ranks,
 )
 FIRST_NONFINITE = info(

@@ -168,25 +168,24 @@ all in the same phase."""
 _BEFORE_STEP = {Phase.STARTING, Phase.EVAL, Phase.CHECKPOINT, Phase.OTHER}
 
 
-def laggards(
-    ranks: Sequence[RankStatus],
-    last: MergedStep | None,
-    usual_seconds: float | None,
-    time_unix_seconds: float,
-) -> tuple[Laggard, ...]:
-    """Return the ranks that are behind the furthest one, once the run is stalled.
+def stalled(last: MergedStep | None, usual_seconds: float | None, time_unix_seconds: float) -> bool:
+    """Return whether the last step was so long ago that ranks may lag."""
+    if last is None:
+        return True
+    delay_seconds = max(STANDING_SECONDS, STANDING_STEPS * (usual_seconds or 0.0))
+    return time_unix_seconds - last.time_unix_seconds >= delay_seconds
+
+
+def laggards(ranks: Sequence[RankStatus]) -> tuple[Laggard, ...]:
+    """Return the ranks of a stalled run that are behind the furthest one.
 
     A rank whose process is gone without completing lags in any case. While a rank starts,
     evaluates or saves a checkpoint, the others wait for it and no rank lags.
     """
-    if last is not None:
-        delay_seconds = max(STANDING_SECONDS, STANDING_STEPS * (usual_seconds or 0.0))
-        if time_unix_seconds - last.time_unix_seconds < delay_seconds:
-            return ()
     running = [status for status in ranks if status.end is EndReason.RUNNING]
-    gone = {status.rank: status for status in ranks if _died(status)}
     if not running or any(status.phase in _BEFORE_STEP for status in running):
         return ()
+    gone = {status.rank for status in ranks if _died(status)}
     furthest = max(map(_position, running))
     behind = [status for status in running if _position(status) < furthest]
     found = [

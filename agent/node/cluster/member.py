@@ -54,6 +54,8 @@ class ClusterMember:
         self._reduced: list[GlobalStatistics] = []
         """What rank 0 has written of the ranks' reductions since the last merge."""
         self._end = EndReason.RUNNING
+        self._lost_before = 0
+        """The most that `lost` has been: rows that come after the end are no longer missing."""
         self._pace_seconds = settings.push_interval_seconds
         self._now_seconds = 0.0
         # Two reports per push interval, so that a push that is a little early is not empty.
@@ -101,7 +103,8 @@ class ClusterMember:
         At the end of the attempt also those that have not arrived.
         """
         lost = self._reports.steps.lost + self._reports.tables.lost
-        return lost + self.missing_rows + (self._root.late if self._root else 0)
+        lost += self.missing_rows + (self._root.late if self._root else 0)
+        return max(lost, self._lost_before)
 
     @property
     def missing_rows(self) -> int:
@@ -193,6 +196,7 @@ class ClusterMember:
         self._reduced.clear()
         yield from root.close_ready(self._now_seconds)
         self._end = root.end(self._now_seconds)
+        self._lost_before = self.lost
         if final or self._end is not EndReason.RUNNING:
             yield from root.close_all()
 

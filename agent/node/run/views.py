@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
-from mp_agent.node.accounting.ranks import laggards
+from mp_agent.node.accounting.ranks import laggards, stalled
 from mp_agent.node.cluster.member import ClusterMember
 from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.collect.rank_source import RankSource
@@ -131,9 +131,9 @@ def run_view(
         phase_name=member.phase_name,
         conditions=conditions.active,
         conditions_fired=conditions.fired,
-        laggards=laggards(
-            member.statuses, progress.last, progress.pace.usual_seconds, time_unix_seconds
-        ),
+        laggards=laggards(member.statuses)
+        if stalled(progress.last, progress.pace.usual_seconds, time_unix_seconds)
+        else (),
     )
     return account.view(run, time_unix_seconds)
 

@@ -53,6 +53,8 @@ class Ended:
     weights: list[float]
     lines: list[str]
     unsupported: list[str] = field(default_factory=list)
+    reduced_sequence: int = 0
+    """The last step that the ranks reduced; 0 without any."""
 
 
 def run(rank: int, directory: Path, case: Case) -> None:
@@ -65,10 +67,11 @@ def run(rank: int, directory: Path, case: Case) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     settings = case.ranks[rank]
     watching = ExitStack()
+    probe = None
     for step in range(STEPS):
         is_first = step == (6 if case.begins_late and rank == 1 else 0)
         if settings is not None and is_first:
-            watching.enter_context(watched(directory, rank, 2, **settings))
+            probe = watching.enter_context(watched(directory, rank, 2, **settings))
         if case.groups_are_made_again and step == TROUBLED // 2:
             del wrapped
             dist.barrier()
@@ -86,9 +89,11 @@ def run(rank: int, directory: Path, case: Case) -> None:
             if case.pauses and rank == 1:
                 _pause()
         optimizer.step()
+    reduced = None if probe is None else probe.global_statistics
     watching.close()
     weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     ended = Ended(weights=[float(value) for value in weights], lines=lines)
+    ended.reduced_sequence = 0 if reduced is None else reduced.sequence
     if settings is not None:
         reader = RingReader.open(directory / f"rank{rank}.ring")
         ended.unsupported = list(reader.state.unsupported)

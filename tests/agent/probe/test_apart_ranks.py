@@ -125,3 +125,11 @@ def test_ranks_meet_again_in_groups_that_are_made_again(tmp_path, untouched):
     assert one.weights == other.weights
     assert not (one.unsupported or other.unsupported)
     assert not any("off" in line for rank in (one, other) for line in rank.lines)
+
+
+@pytest.mark.slow
+def test_a_reduction_goes_on_in_groups_that_are_made_again(tmp_path):
+    case = Case(ranks=(REDUCTION, REDUCTION), groups_are_made_again=True)
+    for rank in _trained(tmp_path / "job", case):
+        assert rank.reduced_sequence > apart_job.TROUBLED
+        assert not rank.unsupported

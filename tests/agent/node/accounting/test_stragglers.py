@@ -7,6 +7,7 @@ from mp_agent.node.accounting.ranks import (
     StragglerTracker,
     laggards,
     slowest,
+    stalled,
 )
 from mp_agent.records.health import Straggler
 from mp_agent.records.reports import RankStatus
@@ -129,7 +130,8 @@ def status(
 
 
 def named(*ranks: RankStatus, last=LAST, usual=1.0, now=LATER) -> list[tuple[int, str]]:
-    return [(laggard.rank, laggard.phase) for laggard in laggards(ranks, last, usual, now)]
+    found = laggards(ranks) if stalled(last, usual, now) else ()
+    return [(laggard.rank, laggard.phase) for laggard in found]
 
 
 def test_ranks_that_are_behind_are_named_with_where_they_stand():

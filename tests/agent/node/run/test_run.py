@@ -56,6 +56,19 @@ def test_at_the_end_no_rank_is_waited_for(start_rank: StartRank, open_run: OpenR
     assert shown(run)["coverage_ratio"] == 0.5
 
 
+def test_of_many_missing_ranks_the_lowest_are_named(start_rank: StartRank, open_run: OpenRun):
+    rank = start_rank(3, world_size=1000)
+    rank.steps()
+    run = open_run()
+    run.poll(0.0)
+    rank.end(EndReason.FAILED)
+    run.poll(0.0)
+    values = shown(run)
+    assert values["coverage_ratio"] == 0.001
+    named = [name for name in values if name.startswith("missing_rank_info")]
+    assert named == [f"missing_rank_info{{{rank}}}" for rank in range(65) if rank != 3]
+
+
 def test_a_rank_that_hangs_costs_coverage_and_is_named(start_rank: StartRank, open_run: OpenRun):
     ranks = [start_rank(rank, world_size=2) for rank in range(2)]
     for rank in ranks:

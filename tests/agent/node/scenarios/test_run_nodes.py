@@ -96,6 +96,26 @@ def test_a_node_that_falls_silent_costs_coverage_and_never_a_stall(nodes: Nodes)
     assert values["grad_norm"] == 1.0, "replicas of what is missing are here"
 
 
+def test_rows_that_come_after_the_end_do_not_lower_the_count_of_lost_ones(nodes: Nodes):
+    for node in (nodes.root, nodes.other):
+        node.steps(2)
+    nodes.push()
+    for node in (nodes.root, nodes.other):
+        node.steps(3)
+    for rank in nodes.root.ranks:
+        rank.end(EndReason.COMPLETED)
+    for now_seconds in (1.0, 1.0 + DEADLINE_SECONDS):
+        nodes.root.run.poll(now_seconds)
+    ended = shown(nodes.root.run)
+    assert ended["run_end_info{unknown}"] == 1
+    assert ended["records_dropped_total{0}"] == 2 * 3
+
+    nodes.push(1.0 + DEADLINE_SECONDS)
+    again = shown(nodes.root.run)
+    assert again["run_active"] == 1, "the node was heard of again"
+    assert again["records_dropped_total{0}"] >= ended["records_dropped_total{0}"]
+
+
 def test_restarts_of_both_agents_count_nothing_twice_and_lose_nothing(nodes: Nodes):
     for node in (nodes.root, nodes.other):
         node.steps(3, loss_nonfinite=1.0)
