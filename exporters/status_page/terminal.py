@@ -171,7 +171,7 @@ def run_panel(
     parts: list[RenderableType] = [Text(run["verdict"], style=style or "bold")]
     if summary is not None:
         parts += [_numbers(summary, now_unix_seconds), *_incident(summary), *_trackers(summary)]
-    parts += [part for condition in conditions for part in _condition(condition, run, url)]
+    parts += [*_postmortem(run, url), *map(_condition, conditions)]
     if history is not None and history["step"]:
         parts.append(Curves(history, thresholds))
     if layers and run["layers"]:
@@ -233,7 +233,15 @@ def _trackers(summary: Facts) -> list[Text]:
     ]
 
 
-def _condition(condition: Facts, run: Facts, url: str) -> list[Text]:
+def _postmortem(run: Facts, url: str) -> list[Text]:
+    """Return what the post-mortem of the run found, once for all its critical conditions."""
+    # An older agent has no post-mortems.
+    found = filter(None, (condition.get("postmortem") for condition in run["conditions"]))
+    page = f"{url}{run['pages']['postmortem']}"
+    return [Text(f"Post-mortem: {text} {page}") for text in dict.fromkeys(found)]
+
+
+def _condition(condition: Facts) -> Text:
     severity = condition["severity"]
     head = Text.assemble(
         (severity, SEVERITIES.get(severity, "")),
@@ -243,13 +251,13 @@ def _condition(condition: Facts, run: Facts, url: str) -> list[Text]:
         f", {condition['layer']}" if condition["layer"] else "",
     )
     text = condition["description"] or condition["summary"]
-    lines = [head, Text(text)]
-    # An older agent has no post-mortems.
-    if verdict := condition.get("postmortem"):
-        lines.append(Text(f"Post-mortem: {verdict} {url}{run['pages']['postmortem']}"))
-    lines.append(Text(f"What to do: {condition['remedy']}"))
-    lines.append(Text(f"More: mp-agent explain {condition['name']}"))
-    return [Text("\n").join(lines)]
+    lines = (
+        head,
+        Text(text),
+        Text(f"What to do: {condition['remedy']}"),
+        Text(f"More: mp-agent explain {condition['name']}"),
+    )
+    return Text("\n").join(lines)
 
 
 def _layers(rows: Sequence[Facts], sort: str, count: int, omitted: int) -> Table:

@@ -365,6 +365,34 @@ def _keeps_the_focus_over_an_update(page: Page, selector: str) -> None:
     expect(page.locator(selector)).to_be_focused()
 
 
+def test_what_the_post_mortem_found_is_said_once_for_all_critical_conditions(
+    browser: Browser,
+) -> None:
+    found = "Likely: gradient explosion since step 117."
+    names = ("MpAgentGradientExplosion", "MpAgentLossNonFinite", "MpAgentLossScaleAtFloor")
+    conditions = tuple(replace(CONDITION, name=name, postmortem=found) for name in names)
+    whole = with_view(conditions=conditions)
+    answers = {
+        "/api/v1/snapshot": snapshot_report([replace(whole, run="a root")], DEFAULTS, 100.0),
+        "/api/v1/history": {"format": FORMAT, "run": "a root", **StepHistory().columns()},
+    }
+    page = browser.new_context(viewport={"width": 400, "height": 800}).new_page()
+    page.route("**/*", lambda route: _answer(route, answers))
+    page.goto("http://agent.test/")
+    expect(page.locator("#conditions li")).to_have_count(3)
+    expect(page.get_by_text(found)).to_have_count(1)
+    expect(page.locator("#postmortem")).to_contain_text(f"Post-mortem: {found} Report")
+    expect(page.locator("#postmortem a")).to_have_attribute("href", "postmortem/a%20root")
+    _keeps_the_focus_over_an_update(page, "#postmortem a")
+    assert violations(page) == []
+
+    answers["/api/v1/snapshot"] = snapshot_report(
+        [replace(with_view(conditions=()), run="a root")], DEFAULTS, 100.0
+    )
+    expect(page.locator("#postmortem")).to_be_hidden()
+    page.context.close()
+
+
 def test_hostile_names_and_other_nodes_are_shown_without_a_job(browser: Browser) -> None:
     history = StepHistory()
     for number in range(1, 50):

@@ -116,9 +116,19 @@ const conditionItem = (condition, pages) => {
       element("strong", {}, below(`${pages.runbooks}/${condition.name}`, ...joined(condition.name))),
       ...breakable(` since step ${condition.since_step}${where.filter(Boolean).join("")}`)),
     element("p", {}, ...breakable(condition.description || condition.summary)),
-    condition.postmortem && element("p", {}, element("strong", {}, "Post-mortem: "),
-      ...breakable(condition.postmortem), " ", below(pages.postmortem, "Report")),
     element("p", {}, element("strong", {}, "What to do: "), ...breakable(condition.remedy)));
+};
+
+// What is known of the run as a whole, so once for all its critical conditions.
+const showPostmortem = (run) => {
+  const found = new Set((run?.conditions ?? []).map((condition) => condition.postmortem).filter(Boolean));
+  const text = [...found].join(" "), shown = byId("postmortem"), key = text && `${run.run} ${text}`;
+  // A link that is replaced loses the keyboard's focus.
+  if (shown.dataset.shown === key) return;
+  shown.dataset.shown = key;
+  shown.hidden = !text;
+  shown.replaceChildren(...(text
+    ? [element("strong", {}, "Post-mortem: "), ...breakable(text), " ", below(run.pages.postmortem, "Report")] : []));
 };
 
 const showConditions = (run) => {
@@ -197,6 +207,7 @@ const show = () => {
   showHeader(run);
   showNow(run);
   showTrackers(run);
+  showPostmortem(run);
   showConditions(run);
   showCurves();
   showLayers(run);

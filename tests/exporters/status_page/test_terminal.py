@@ -60,6 +60,14 @@ def test_verdict_conditions_curves_layers_ranks_and_agent_are_there_in_this_orde
     assert places == sorted(places)
 
 
+def test_what_the_post_mortem_found_is_said_once_for_all_critical_conditions() -> None:
+    found = replace(CONDITION, postmortem="Likely: an explosion.")
+    text = drawn(with_view(conditions=(found, replace(found, name="MpAgentLossNonFinite"))))
+    assert text.count("What to do: Clip.") == 2
+    assert text.count("Post-mortem: Likely: an explosion. /postmortem/llama") == 1
+    assert "Post-mortem" not in drawn(with_view(conditions=(CONDITION,)))
+
+
 def test_stretched_intervals_have_their_reason_and_the_probe_s_time_is_a_share() -> None:
     text = " ".join(drawn(stretched(every=4.0)).replace("│", " ").split())
     assert "layers are measured on every 400 steps instead of 100, since measuring took" in text
