@@ -67,7 +67,7 @@ test-fast: $(INSTALLED) servers ## Run the tests that start no processes and nee
 		-m 'not slow and not e2e and not alone and not gpu and not long' \
 		--ignore=tests/frameworks --ignore=tests/gpu --ignore=tests/hosts --ignore=tests/e2e $(PARALLEL)
 
-test-chart: $(INSTALLED) servers ## Run the chart's tests, with the helm and kubeconform on PATH
+test-chart: $(INSTALLED) servers ## Run the chart's tests, with helm, and kubeconform where it is on PATH
 	$(BIN)/python -m pytest tests/helm
 
 compatibility: $(INSTALLED) servers ## Record how the fast tests end with TORCH, for docs/compatibility.md

@@ -1,6 +1,6 @@
-"""The chart in the hands of the `helm` and `kubeconform` that people run, where they are on PATH.
+"""The chart in the hands of the `helm` and `kubeconform` that people run.
 
-Neither comes from an index that the tests install from: CI runs these where it has both.
+The latter comes from no index that the tests install from: CI runs these where it is on PATH.
 """
 
 import json
@@ -17,6 +17,7 @@ import yaml
 from tests.helm.definitions import VARIABLE, definitions
 from tests.helm.rendering import CHART, VALUES, Object, objects_of
 from tests.helm.test_chart import KUBERNETES_VERSIONS, MATRIX
+from tools.helm import find_helm
 
 CUSTOM_KINDS = {
     *("PodMonitor", "PrometheusRule", "AlertmanagerConfig", "ScrapeConfig", "GrafanaDashboard"),
@@ -27,8 +28,9 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def program(name: str) -> Run:
-    """Return a function that runs a program; skips where it is not on PATH."""
-    if (found := shutil.which(name)) is None:
+    """Return a function that runs a program; skips where it cannot be had."""
+    found = find_helm() if name == "helm" else shutil.which(name)
+    if found is None:
         pytest.skip(f"{name} is not on PATH")
 
     def run(*arguments: str, **given: Any) -> "subprocess.CompletedProcess[str]":
