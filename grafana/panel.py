@@ -13,6 +13,8 @@ COLUMNS = 24
 """Width of Grafana's grid."""
 LOWEST_ON_LOG_AXIS = 1e-12
 """uPlot 1.6.32 never finishes an axis that reaches 1e-26; a norm below this is as good as 0."""
+STEP = "step"
+"""Legend of the queries that a graph against the training step has on its other axis."""
 
 
 class View(Enum):
@@ -23,6 +25,8 @@ class View(Enum):
     HEATMAP = "heatmap"
     TIMELINE = "state-timeline"
     TABLE = "table"
+    BY_STEP = "xychart"
+    """Values against the training step; queries are pairs of a step and a value, one per run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,11 @@ class Board:
     rows: tuple[Row, ...]
     one_run: bool = False
     """Whether exactly one run is shown at a time."""
+    two_runs: bool = False
+    """Whether a second run is chosen, to compare the first one with."""
     layer_variable: bool = False
+    since: str = "now-1h"
+    """Where the time range begins before a person has chosen one."""
 
     @property
     def panels(self) -> tuple[Panel, ...]:

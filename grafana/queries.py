@@ -60,6 +60,11 @@ def last_finite(expression: str, quantity: str) -> str:
     return f"({expression}) and on ({', '.join(RUN)}) {nonfinite_since(quantity)}"
 
 
+def of_other_run(expression: str) -> str:
+    """Return an expression for the run that a board compares the selected one with."""
+    return expression.replace('run=~"$run"', 'run=~"$other_run"')
+
+
 def rate(name: str, *, keep: tuple[str, ...] = (), where: str = "") -> str:
     """Return how often per second a counter grew, one per run (and per `keep`)."""
     return aggregated(f"rate({series(name, where)}[$__rate_interval])", "sum", keep=keep)

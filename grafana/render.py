@@ -23,7 +23,7 @@ from grafana_foundation_sdk.models.dashboard import (
 
 from grafana.boards import BOARDS
 from grafana.panel import COLUMNS, Board
-from grafana.queries import SELECTED, by_run, series
+from grafana.queries import RUN, SELECTED, by_run, series
 from grafana.views import DATASOURCE, built_panel
 from mp_agent.alerting.links import RUNBOOK_BASE
 from mp_agent.catalog.thresholds import DEFAULTS
@@ -81,7 +81,7 @@ def _dashboard(board: Board) -> dashboard.Dashboard:
         .readonly()
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .refresh("30s")
-        .time("now-1h", "now")
+        .time(board.since, "now")
         .timezone("browser")
         .link(
             dashboard.DashboardLink("mp_agent")
@@ -92,7 +92,7 @@ def _dashboard(board: Board) -> dashboard.Dashboard:
             .keep_time(True)
         )
     )
-    for annotation in (*_ANNOTATIONS, *(_OF_ONE_RUN if board.one_run else ())):
+    for annotation in _annotations(board):
         made.annotation(_annotation(annotation))
     for variable in _variables(board):
         made.with_variable(variable)
@@ -163,6 +163,13 @@ _OF_ONE_RUN = (
 )
 
 
+def _annotations(board: Board) -> tuple[_Annotation, ...]:
+    """Return what graphs mark; those against the step have no times to mark."""
+    if board.two_runs:
+        return ()
+    return (*_ANNOTATIONS, *_OF_ONE_RUN) if board.one_run else _ANNOTATIONS
+
+
 def _annotation(annotation: _Annotation) -> dashboard.AnnotationQuery:
     made = (
         dashboard.AnnotationQuery()
@@ -185,8 +192,10 @@ def _variables(board: Board) -> list[Any]:
         _labels("cluster", "Cluster", (), all_value=".*"),
         _labels("namespace", "Namespace", ("cluster",), all_value=".*"),
         _labels("job", "Job", ("cluster", "namespace"), all_value=".*"),
-        _labels("run", "Run", ("cluster", "namespace", "job"), many=not one_run),
+        _labels("run", "Run", RUN[:-1], many=not one_run),
     ]
+    if board.two_runs:
+        made.append(_labels("other_run", "Compared with", RUN[:-1], of="run", many=False))
     if board.layer_variable:
         query = f"label_values({series('mp_agent_layer_grad_norm')}, layer)"
         made.append(_variable("layer", "Layer", query))
@@ -194,10 +203,17 @@ def _variables(board: Board) -> list[Any]:
 
 
 def _labels(
-    name: str, label: str, before: tuple[str, ...], *, all_value: str = ".+", many: bool = True
+    name: str,
+    label: str,
+    before: tuple[str, ...],
+    *,
+    of: str = "",
+    all_value: str = ".+",
+    many: bool = True,
 ) -> dashboard.QueryVariable:
+    """Return a variable of the values that a label has, `of` where it is called otherwise."""
     matchers = ",".join(f'{earlier}=~"${earlier}"' for earlier in before)
-    query = f"label_values(mp_agent_build_info{{{matchers}}}, {name})"
+    query = f"label_values(mp_agent_build_info{{{matchers}}}, {of or name})"
     return _variable(name, label, query, all_value=all_value, many=many)
 
 

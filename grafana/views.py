@@ -15,6 +15,7 @@ from grafana_foundation_sdk.builders import (
     statetimeline,
     table,
     timeseries,
+    xychart,
 )
 from grafana_foundation_sdk.models.common import (
     BigValueColorMode,
@@ -33,6 +34,7 @@ from grafana_foundation_sdk.models.dashboard import (
     DataSourceRef,
     DataTransformerConfig,
     DynamicConfigValue,
+    MatcherConfig,
     Threshold,
     ThresholdsMode,
     ValueMap,
@@ -41,14 +43,17 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from grafana_foundation_sdk.models.xychart import SeriesMapping, XYShowMode
 
-from grafana.panel import COLUMNS, LOWEST_ON_LOG_AXIS, Column, Panel, Query, Step, View
+from grafana.panel import COLUMNS, LOWEST_ON_LOG_AXIS, STEP, Column, Panel, Query, Step, View
 from grafana.queries import RUN
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.links import runbook_url
 from mp_agent.catalog.thresholds import DEFAULTS
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="$datasource")
+_XY_CHART_VERSION = "12.0.0"
+"""Without it, Grafana takes an XY chart for one of before 11.1 and drops its options."""
 _NAMED = re.compile(r"<(\w+)>")
 
 
@@ -86,7 +91,8 @@ def _common(made: Any, panel: Panel) -> Any:
         made.min(panel.minimum)
     if panel.maximum is not None:
         made.max(panel.maximum)
-    if panel.steps or panel.view is not View.TIMESERIES:  # whose lines have their own colors
+    lines_have_their_own_colors = panel.view in (View.TIMESERIES, View.BY_STEP)
+    if panel.steps or not lines_have_their_own_colors:
         made.thresholds(_thresholds(panel.steps or (Step(None, "text"),)))
     if panel.texts:
         made.mappings([_mapping(panel.texts)])
@@ -111,6 +117,8 @@ def asked(panel: Panel) -> tuple[Query, ...]:
 def drawn(panel: Panel, query: Query) -> Query:
     """Return a query as a panel asks it: on a log axis, bounded below by what the axis can show."""
     if panel.log_base is None or panel.log_around_zero or panel.minimum is not None:
+        return query
+    if query.legend == STEP:  # on the other axis
         return query
     bounded = f"clamp_min({query.expression}, {LOWEST_ON_LOG_AXIS:g})"
     return replace(query, expression=bounded)
@@ -197,6 +205,32 @@ def _timeseries(panel: Panel) -> Any:
         made.thresholds_style(
             common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
         )
+    return made
+
+
+def _by_step(panel: Panel) -> Any:
+    """Join the step and the value of each run by their time; runs need not share any."""
+    made = _common(xychart.Panel(), panel)
+    for one_run in ("A|B", "C|D"):
+        pair = MatcherConfig(id_val="byRefId", options=f"/^(?:{one_run})$/")
+        # Where one of the two is missing there is no point: Grafana would draw it at 0.
+        options = {"byField": "Time", "mode": "inner"}
+        made.with_transformation(
+            DataTransformerConfig(id_val="joinByField", filter_val=pair, options=options)
+        )
+    made.mapping(SeriesMapping.AUTO).show(XYShowMode.POINTS)
+    made.point_size(xychart.XychartFieldConfigPointSize().fixed(4))
+    made.axis_label(panel.title.lower())
+    if panel.log_base is not None:
+        made.scale_distribution(_log_scale(panel))
+    linear = {"type": "linear"}
+    steps = {"unit": "none", "custom.axisLabel": STEP, "custom.scaleDistribution": linear}
+    made.override_by_name(
+        STEP, [DynamicConfigValue(id_val=name, value=value) for name, value in steps.items()]
+    )
+    made.legend(_legend(shown=True))
+    made.tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.SINGLE))
+    made.build().plugin_version = _XY_CHART_VERSION
     return made
 
 
@@ -344,4 +378,5 @@ _BUILDERS: Mapping[View, Callable[[Panel], Any]] = {
     View.HEATMAP: _heatmap,
     View.TIMELINE: _timeline,
     View.TABLE: _table,
+    View.BY_STEP: _by_step,
 }

@@ -27,6 +27,8 @@ class Asking:
 
     url: str
     run: str
+    other_run: str = ""
+    """With which the run is compared; itself by default."""
     start_unix_seconds: float
     end_unix_seconds: float
     scrape_interval_seconds: int
@@ -74,6 +76,7 @@ class Asking:
             "$job": ".+",
             "$layer": ".+",
             "$run": self.run,
+            "$other_run": self.other_run or self.run,
         }
         for variable, value in values.items():
             expression = expression.replace(variable, value)

@@ -1,10 +1,11 @@
 """The pictures of docs/images, taken again from today's pages and boards: `make pictures`.
 
-Status page and boards show one job of the demo (`examples/demo`), the page of a comparison its
-model, that of an evaluation a model of `benchmarks/advice`. The boards are drawn by a program that
-GRAFANA_RENDERER names, since no Grafana comes with the project: it is run with --dashboard FILE
---prom URL --from SECONDS --to SECONDS --var NAME=VALUE --theme light --out FILE. Without one, their
-pictures stay as they are.
+Status page and boards show a job of the demo (`examples/demo`) that goes wrong, and those of
+several runs a healthy one as well; the page of a comparison shows the demo's model, that of an
+evaluation a model of `benchmarks/advice`. The boards are drawn by a program that GRAFANA_RENDERER
+names, since no Grafana comes with the project: it is run with --dashboard FILE --prom URL
+--from SECONDS --to SECONDS --var NAME=VALUE --theme light --out FILE. Without one, their pictures
+stay as they are.
 """
 
 import io
@@ -26,20 +27,22 @@ from playwright.sync_api import Browser, Page, sync_playwright
 import mp_agent
 from examples.demo.corpus import VOCABULARY_SIZE, batches, load_corpus
 from examples.demo.model import CONTEXT, CharTransformer, next_character_loss
+from grafana.boards import BOARDS
+from grafana.panel import Board
 from tools.browser import chromium_arguments, find_browser
 from tools.jobs import ROOT, Job, torchrun_job
 from tools.servers import binaries
 from tools.servers.running import Prometheus, ServerError, prometheus, read_json
 
 IMAGES = ROOT / "docs" / "images"
-BOARDS = ("fleet", "run", "layers", "ranks")
-SCENARIO, RUN = "residual", "char-transformer"
+RUN, HEALTHY_RUN = "char-transformer", "char-transformer-healthy"
+_SCENARIOS = {RUN: "residual", HEALTHY_RUN: "healthy"}
 FP16_MAX = 65504
 _COLORS = 96
 _BLANK_BYTES = 20_000
 _BOARD_HEIGHT = 1500
 """Of what is kept of a board, its top: what is wrong, and the first curves."""
-_WAIT_SECONDS = 240.0
+_WAIT_SECONDS = 900.0
 _MORE_STEPS = 25
 """After the first critical condition, so that curves show what it is about."""
 
@@ -57,10 +60,10 @@ def main() -> int:
         browser = playwright.chromium.launch(executable_path=chromium, args=chromium_arguments())
         folder = Path(directory)
         _reports(browser, folder)
-        with _watched_job(server, folder) as (job, watching):
+        with _watched_jobs(server, folder) as (job, watching):
             _status_page(browser, job)
             job.process.wait(_WAIT_SECONDS)
-            _boards(job, watching, folder)
+            _boards(watching, folder)
         browser.close()
     return 0
 
@@ -99,24 +102,40 @@ def _comparison() -> str:
 
 
 @contextmanager
-def _watched_job(server: Path, folder: Path) -> Iterator[tuple[Job, Prometheus]]:
-    """Run the demo's job under a Prometheus with the rules, minutes as seconds."""
+def _watched_jobs(server: Path, folder: Path) -> Iterator[tuple[Job, Prometheus]]:
+    """Run a healthy job to its end, then the one to picture, under a Prometheus with the rules.
+
+    Their minutes are seconds.
+    """
     rules = folder / "rules.yaml"
     write = ("rules", "--time-scale", str(1 / 60), "--output", str(rules))
     subprocess.run([sys.executable, "-m", "mp_agent", *write], check=True, capture_output=True)
-    arguments = ("-m", "examples.demo.train", "--scenario", SCENARIO)
-    environment = {"MP_AGENT_LAYER_INTERVAL": "10", "MP_AGENT_LINGER_SECONDS": "120"}
     with (
         prometheus(
             server, folder / "data", rules=rules, alertmanager_url="http://127.0.0.1:9"
-        ) as at,
-        torchrun_job(
-            arguments, run=RUN, log_file=folder / "job.log", environment=environment
-        ) as job,
+        ) as watching,
+        _job(HEALTHY_RUN, folder) as (healthy, first_address),
     ):
+        watching.scrape([first_address])
+        healthy.process.wait(_WAIT_SECONDS)
+        with _job(RUN, folder) as (job, address):
+            watching.scrape([first_address, address])
+            yield job, watching
+
+
+@contextmanager
+def _job(run: str, folder: Path) -> Iterator[tuple[Job, str]]:
+    """Run a job of the demo; its agent, at the address, stays after its end."""
+    arguments = ("-m", "examples.demo.train", "--scenario", _SCENARIOS[run])
+    environment = {
+        "MP_AGENT_LAYER_INTERVAL": "10",
+        "MP_AGENT_LINGER_SECONDS": str(_WAIT_SECONDS),
+        "MP_AGENT_PORT": "0",
+    }
+    log_file = folder / f"{run}.log"
+    with torchrun_job(arguments, run=run, log_file=log_file, environment=environment) as job:
         status = _until(job, lambda: job.agent())
-        at.scrape([status.url.removeprefix("http://")])
-        yield job, at
+        yield job, status.url.removeprefix("http://")
 
 
 def _until(job: Job, look: Any) -> Any:
@@ -150,29 +169,47 @@ def _status_page(browser: Browser, job: Job) -> None:
         _keep(page.screenshot(full_page=name != "top-dark"), f"status-{name}")
 
 
-def _boards(job: Job, watching: Prometheus, folder: Path) -> None:
-    """Picture the dashboards over the time of the job."""
+def _boards(watching: Prometheus, folder: Path) -> None:
+    """Picture the dashboards as they were in the job's last moment."""
     renderer = shlex.split(os.environ.get("GRAFANA_RENDERER", ""))
     if not renderer:
         print("GRAFANA_RENDERER names no program: the pictures of boards stay as they are")
         return
-    (steps,) = watching.query(f'min_over_time(timestamp(mp_agent_step{{run="{RUN}"}})[10m:1s])')
-    begin, end = float(steps["value"][1]) - 5, time.time()
+    begins = {
+        run: _moment(watching, f'min_over_time(timestamp(mp_agent_step{{run="{run}"}})')
+        for run in _SCENARIOS
+    }
+    end = _moment(watching, f'max_over_time(timestamp(mp_agent_run_active{{run="{RUN}"}} == 1)')
     for board in BOARDS:
-        drawn = folder / f"{board}.png"
-        given = {
-            "dashboard": ROOT / "grafana" / "dashboards" / f"mp-agent-{board}.json",
-            "prom": watching.url,
-            "from": int(begin),
-            "to": int(end),
-            "var": f"run={RUN}",
-            "theme": "light",
-            "out": drawn,
+        is_of_one = board.one_run and not board.two_runs
+        drawn = folder / f"{board.uid}.png"
+        options = {
+            "--dashboard": ROOT / "grafana" / "dashboards" / f"{board.uid}.json",
+            "--prom": watching.url,
+            "--from": int(begins[RUN if is_of_one else HEALTHY_RUN]) - 5,
+            "--to": int(end),
+            "--theme": "light",
+            "--out": drawn,
         }
-        options = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-        subprocess.run([*renderer, *options], check=True, stdout=subprocess.DEVNULL)
-        if _keep(drawn.read_bytes(), f"board-{board}", height=_BOARD_HEIGHT) < _BLANK_BYTES:
-            raise ServerError(f"the renderer drew no panels of {board}; is the machine busy?")
+        words = [str(word) for option in options.items() for word in option]
+        subprocess.run([*renderer, *words, *_chosen(board)], check=True, stdout=subprocess.DEVNULL)
+        name = board.title.rpartition(" ")[2].lower()
+        if _keep(drawn.read_bytes(), f"board-{name}", height=_BOARD_HEIGHT) < _BLANK_BYTES:
+            raise ServerError(f"the renderer drew no panels of {name}; is the machine busy?")
+
+
+def _moment(watching: Prometheus, expression: str) -> float:
+    """Return the moment that an expression finds in the last half hour."""
+    (found,) = watching.query(f"{expression}[30m:1s])")
+    return float(found["value"][1])
+
+
+def _chosen(board: Board) -> list[str]:
+    """Return the renderer's options that say which runs are chosen at the top of a board."""
+    chosen = {"run": RUN if board.one_run else "All"}
+    if board.two_runs:
+        chosen["other_run"] = HEALTHY_RUN
+    return [word for name, run in chosen.items() for word in ("--var", f"{name}={run}")]
 
 
 def _open(browser: Browser, url: str, *, width: int, height: int, theme: Any = "light") -> Page:

@@ -37,7 +37,7 @@ def test_the_written_files_are_the_committed_ones(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     written = {path.name: path.read_bytes() for path in output.iterdir()}
     assert written == {path.name: path.read_bytes() for path in COMMITTED.glob("*.json")}
-    assert len(written) == 6
+    assert len(written) == 7
 
 
 def test_without_a_directory_they_are_listed() -> None:

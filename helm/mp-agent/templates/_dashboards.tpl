@@ -13,5 +13,5 @@ A dashboard with this release's thresholds and runbooks. Its file has marks such
 {{- $base := include "mp-agent.mark" (list $catalog $rules "runbook_base") }}
 {{- $page := contains "{alert}" $base | ternary (replace "{alert}" "${1}" $base) (printf "%s/${1}.md" $base) }}
 {{- $text = regexReplaceAll "@runbook_base@/([a-z0-9]+)\\.md" $text $page }}
-{{- regexReplaceAll "mp-agent-(fleet|run|layers|ranks|more|self)" $text (printf "%s-${1}" $root.Values.dashboards.uidPrefix) }}
+{{- regexReplaceAll "mp-agent-(fleet|run|layers|ranks|compare|more|self)" $text (printf "%s-${1}" $root.Values.dashboards.uidPrefix) }}
 {{- end }}
