@@ -223,8 +223,14 @@ def _by_step(panel: Panel) -> Any:
     made.axis_label(panel.title.lower())
     if panel.log_base is not None:
         made.scale_distribution(_log_scale(panel))
-    linear = {"type": "linear"}
-    steps = {"unit": "none", "custom.axisLabel": STEP, "custom.scaleDistribution": linear}
+    if panel.many_decades:
+        made.axis_grid_show(False)
+    steps = {
+        "unit": "none",
+        "custom.axisLabel": STEP,
+        "custom.axisGridShow": True,
+        "custom.scaleDistribution": {"type": "linear"},
+    }
     made.override_by_name(
         STEP, [DynamicConfigValue(id_val=name, value=value) for name, value in steps.items()]
     )

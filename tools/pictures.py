@@ -4,8 +4,8 @@ Status page and boards show a job of the demo (`examples/demo`) that goes wrong,
 several runs a healthy one as well; the page of a comparison shows the demo's model, that of an
 evaluation a model of `benchmarks/advice`. The boards are drawn by a program that GRAFANA_RENDERER
 names, since no Grafana comes with the project: it is run with --dashboard FILE --prom URL
---from SECONDS --to SECONDS --var NAME=VALUE --theme light --out FILE. Without one, their pictures
-stay as they are.
+--from SECONDS --to SECONDS --var NAME=VALUE --scrape-interval 1s --theme light --out FILE. Without
+one, their pictures stay as they are.
 """
 
 import io
@@ -188,6 +188,7 @@ def _boards(watching: Prometheus, folder: Path) -> None:
             "--prom": watching.url,
             "--from": int(begins[RUN if is_of_one else HEALTHY_RUN]) - 5,
             "--to": int(end),
+            "--scrape-interval": "1s",
             "--theme": "light",
             "--out": drawn,
         }

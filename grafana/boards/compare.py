@@ -53,6 +53,7 @@ COMPARE = Board(
                     while_finite(by_run("mp_agent_loss"), "loss"),
                     log_base=10,
                     log_around_zero=LOSS_IS_LINEAR_TO,
+                    many_decades=True,
                 ),
                 _by_step(
                     2,
@@ -61,6 +62,7 @@ COMPARE = Board(
                     "Inf.",
                     while_finite(by_run("mp_agent_grad_norm", where=FIRST_OPTIMIZER), "gradients"),
                     log_base=10,
+                    many_decades=True,
                 ),
                 _by_step(
                     3,
@@ -69,6 +71,7 @@ COMPARE = Board(
                     by_run("mp_agent_loss_scale", "min"),
                     unit="none",
                     log_base=2,
+                    many_decades=True,
                 ),
                 _by_step(
                     4,

@@ -59,6 +59,7 @@ _COST = Row(
             "over the ranks, as the rules record it.",
             unit="percentunit",
             minimum=0,
+            soft_maximum=0.01,
             nothing="No rank has measured it, or the rules are not loaded",
             queries=(
                 Query(
@@ -72,6 +73,7 @@ _COST = Row(
             id=2,
             title="Time to answer a scrape",
             description=help_of("mp_agent_scrape_duration_seconds"),
+            width=12,
             unit="s",
             minimum=0,
             queries=(Query(by_run("mp_agent_scrape_duration_seconds"), "{{run}}"),),
@@ -80,6 +82,7 @@ _COST = Row(
             id=3,
             title="Node agents",
             description="Node agents that report, by version.",
+            width=12,
             minimum=0,
             queries=(Query(f"count by (version) ({_AGENTS})", "{{version}}"),),
         ),

@@ -119,6 +119,7 @@ PACE = Row(
             description=help_of("mp_agent_straggler_slowdown")
             + " The legend shows the rank; a constant rank indicates a faulty host, a changing "
             "one is random. Dashed: limit for a straggler.",
+            width=6,
             minimum=1,
             soft_maximum=1.5,
             decimals=1,
@@ -133,6 +134,7 @@ PACE = Row(
             title="What the slowest rank costs",
             description=help_of("mp_agent_straggler_delay_seconds")
             + " For comparison, the usual step time: a twentieth of it is significant.",
+            width=6,
             unit="s",
             minimum=0,
             nothing="No collective was seen",
@@ -148,7 +150,7 @@ PACE = Row(
             width=12,
             unit="percentunit",
             minimum=0,
-            nothing=f"No part was timed{_OR_NO_RULES}",
+            nothing="Needs measure_step_parts, and the rules loaded",
             queries=(
                 Query(
                     f"{_MEAN} / on ({', '.join(RUN)}) group_left () "
@@ -168,7 +170,7 @@ PACE = Row(
             width=12,
             unit="percentunit",
             minimum=0,
-            nothing=f"No part was timed{_OR_NO_RULES}",
+            nothing="Needs measure_step_parts, and the rules loaded",
             queries=(Query(f"topk(10, {_BEYOND_MEAN})", "rank {{rank}}, {{part}}", optional=True),),
             runbooks=(RANK_STRAGGLER,),
         ),
@@ -179,6 +181,7 @@ PACE = Row(
             "ranks with the longest within the time range, of those without a step for two "
             "minutes. All rise together in an evaluation or a checkpoint; a rank that rises alone "
             "is stuck.",
+            width=24,
             unit="s",
             minimum=0,
             nothing=f"No rank is alive{_OR_NO_RULES}",

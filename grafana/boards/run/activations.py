@@ -24,7 +24,7 @@ ACTIVATIONS = Row(
             decimals=1,
             log_base=10,
             many_decades=True,
-            nothing="Not measured",
+            nothing="Needs measure_activations",
             queries=(
                 Query(by_run("mp_agent_activation_abs_max"), "largest", optional=True),
                 Query(by_run("mp_agent_activation_std"), "standard deviation", optional=True),
@@ -52,7 +52,7 @@ ACTIVATIONS = Row(
             description=help_of("mp_agent_attention_logit_max")
             + " Growth to a multiple, above <attention_logit_high>, comes before many divergences. "
             "Measured only if the setting measure_attention is on.",
-            nothing="Not measured",
+            nothing="Needs measure_attention",
             queries=(Query(by_run("mp_agent_attention_logit_max"), "largest", optional=True),),
             steps=above(attention_logit_high="orange"),
             lines=True,
@@ -64,7 +64,7 @@ ACTIVATIONS = Row(
             description="Largest, mean and smallest log-sum-exp of a few rows of the logits that "
             "cross_entropy was given. A drift far away from zero costs precision. Measured only if "
             "the setting measure_attention is on.",
-            nothing="Not measured",
+            nothing="Needs measure_attention",
             queries=(
                 Query(by_run("mp_agent_output_logsumexp_max"), "largest", optional=True),
                 Query(by_run("mp_agent_output_logsumexp_mean"), "mean", optional=True),
@@ -78,7 +78,7 @@ ACTIVATIONS = Row(
             description=help_of("mp_agent_router_load_max")
             + " Measured only if the setting measure_routers is on.",
             minimum=0,
-            nothing="Not measured",
+            nothing="Needs measure_routers, and known routers",
             queries=(Query(by_run("mp_agent_router_load_max"), "most loaded", optional=True),),
             runbooks=(ROUTER_COLLAPSE,),
         ),
@@ -92,7 +92,7 @@ ACTIVATIONS = Row(
             unit="percentunit",
             minimum=0,
             maximum=1,
-            nothing="Not measured",
+            nothing="Needs measure_routers, and known routers",
             queries=(
                 Query(by_run("mp_agent_router_entropy_min_ratio"), "entropy", optional=True),
                 Query(
@@ -110,7 +110,7 @@ ACTIVATIONS = Row(
             unit="percentunit",
             minimum=0,
             soft_maximum=0.01,
-            nothing="Not measured",
+            nothing="Needs measure_fp8",
             queries=(
                 Query(
                     by_run("mp_agent_fp8_flushed_ratio", keep=("operand",)),
@@ -131,7 +131,7 @@ ACTIVATIONS = Row(
             decimals=1,
             log_base=10,
             many_decades=True,
-            nothing="No delayed scaling",
+            nothing="Needs measure_fp8 and delayed scaling",
             queries=(
                 Query(by_run("mp_agent_fp8_range_used_max"), "largest", optional=True),
                 Query(by_run("mp_agent_fp8_range_used_min"), "smallest", optional=True),

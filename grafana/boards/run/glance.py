@@ -84,7 +84,7 @@ HEALTH = Row(
         _stat(
             2,
             "End",
-            "How the run ended; a dash while it is active.",
+            "How the run ended; empty while it is active.",
             Query(
                 by_run("mp_agent_run_end_info", keep=("reason",)),
                 "{{reason}}",
@@ -102,6 +102,7 @@ HEALTH = Row(
             Query(by_run("mp_agent_step")),
             unit="none",
             decimals=0,
+            width=2,
         ),
         _stat(
             4,
@@ -126,7 +127,7 @@ HEALTH = Row(
         ),
         _stat(
             6,
-            "Scale now",
+            "Scale",
             "GradScaler's scale; a dash without a scaler. The healthy range is 32 768 to 65 "
             "536; blue below <loss_scale_reduced>, orange below <loss_scale_very_low>, red "
             "below <loss_scale_floor>.",
@@ -134,13 +135,14 @@ HEALTH = Row(
             unit="none",
             steps=LOSS_SCALE,
             runbooks=(LOSS_SCALE_LOW, LOSS_SCALE_AT_FLOOR),
+            width=2,
         ),
         _stat(
             7,
-            "Skipped now",
+            "Skipped",
             "Recent share of the attempted steps that GradScaler skipped.",
             Query(share_of_steps("mp_agent_skipped_steps_total")),
-            width=2,
+            width=3,
             unit="percentunit",
             steps=SKIPPED,
             runbooks=(OVERFLOW_RATIO_HIGH,),
@@ -150,7 +152,7 @@ HEALTH = Row(
             "Coverage",
             help_of("mp_agent_coverage_ratio"),
             Query(by_run("mp_agent_coverage_ratio", "min")),
-            width=2,
+            width=3,
             unit="percentunit",
             steps=COVERAGE,
             runbooks=(COVERAGE_LOW,),

@@ -107,7 +107,7 @@ GRADIENTS = Row(
         Panel(
             id=65,
             title="Gradients by magnitude",
-            nothing="Not measured",
+            nothing="Needs measure_distribution",
             description=help_of("mp_agent_grad_exponent_elements")
             + " A band that moves down will underflow in FP16; one that widens leaves no loss "
             "scale that suits all.",
@@ -125,7 +125,7 @@ GRADIENTS = Row(
         Panel(
             id=64,
             title="Lost in FP16 at the loss scale",
-            nothing="No loss scale",
+            nothing="Needs measure_distribution and a loss scale",
             description=help_of("mp_agent_grad_fp16_flushed_ratio")
             + " Dashed: the limit (<fp16_flushed>).",
             width=8,

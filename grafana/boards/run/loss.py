@@ -131,7 +131,7 @@ LOSS = Row(
             id=26,
             title="Loss trend",
             description=help_of("mp_agent_loss_trend") + " Dashed: limit for divergence.",
-            width=6,
+            width=8,
             decimals=1,
             nothing="Not enough steps yet",
             lines=True,
@@ -145,17 +145,25 @@ LOSS = Row(
             description=help_of("mp_agent_loss_deviation")
             + " It is the unit of the spike limit and of the trend; a growing deviation means "
             "that the loss becomes noisier.",
-            width=6,
+            width=8,
             minimum=0,
             nothing="Not enough steps yet",
             queries=(Query(by_run("mp_agent_loss_deviation"), "deviation", optional=True),),
+        ),
+        Panel(
+            id=24,
+            title="Learning rate",
+            description=help_of("mp_agent_learning_rate"),
+            width=8,
+            minimum=0,
+            queries=(Query(by_run("mp_agent_learning_rate"), "learning rate"),),
         ),
         Panel(
             id=28,
             title="Odd losses",
             description="Steps whose loss was a spike, or NaN or Inf: skipped ones from the "
             "third consecutive one on, and applied ones, which are worse.",
-            width=6,
+            width=12,
             minimum=0,
             soft_maximum=1,
             queries=(
@@ -171,7 +179,7 @@ LOSS = Row(
             description="Steps since the model has got one and the same batch, or ranks that "
             "average their gradients the same ones, at every look; ranks whose batches have a "
             "single row. All are 0 in a healthy run.",
-            width=6,
+            width=12,
             minimum=0,
             soft_maximum=1,
             queries=(
@@ -180,14 +188,6 @@ LOSS = Row(
                 Query(by_run("mp_agent_batch_single_row_ranks"), "ranks with single rows"),
             ),
             runbooks=(SAME_BATCH, RANKS_SHARE_BATCHES, SINGLE_ROW_BATCH),
-        ),
-        Panel(
-            id=24,
-            title="Learning rate",
-            description=help_of("mp_agent_learning_rate"),
-            width=6,
-            minimum=0,
-            queries=(Query(by_run("mp_agent_learning_rate"), "learning rate"),),
         ),
     ),
 )

@@ -10,7 +10,7 @@ from mp_agent.alerting.conditions.optimizer import (
     WEIGHTS_UNCHANGED,
 )
 
-_NOTHING = "Not measured"
+_NOTHING = "Needs measure_updates"
 
 OPTIMIZER = Row(
     title="Optimizer",
@@ -40,7 +40,7 @@ OPTIMIZER = Row(
         Panel(
             id=62,
             title="Updates lost in rounding",
-            nothing="No 16-bit weights",
+            nothing="Needs measure_updates and 16-bit weights",
             description=help_of("mp_agent_updates_lost_ratio"),
             unit="percentunit",
             minimum=0,
@@ -53,7 +53,7 @@ OPTIMIZER = Row(
         Panel(
             id=63,
             title="Adam's epsilon",
-            nothing="No second moments",
+            nothing="Needs measure_updates and second moments",
             description="Share of elements whose second moment is below epsilon, and of those "
             "whose state's format cannot hold epsilon. Both are near 0 in a healthy run.",
             unit="percentunit",

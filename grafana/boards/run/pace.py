@@ -59,7 +59,7 @@ PACE = Row(
             width=24,
             unit="s",
             minimum=0,
-            nothing="No part was timed",
+            nothing="Needs measure_step_parts",
             queries=(
                 Query(
                     f"{rate('mp_agent_step_part_seconds_total', keep=('part',))} / on "
