@@ -116,6 +116,7 @@ _TABLE = Row(
                 Column(name="layer", title="Layer", link=_PICK_LINK, link_title="Choose the layer"),
                 Column(name="Value #A", title="Norm", width=130),
                 Column(name="Value #B", title="Largest element", width=150),
+                Column(name="Value #F", title="Mean magnitude", width=150),
                 Column(name="Value #C", title="Zeros", unit="percentunit", width=110),
                 Column(
                     name="Value #D",
@@ -132,6 +133,7 @@ _TABLE = Row(
                 _of_the_worst("mp_agent_layer_grad_zero_ratio"),
                 _of_the_worst("mp_agent_layer_grad_nonfinite_elements_total", kept=False),
                 _of_the_worst("mp_agent_layer_grad_abs_min"),
+                _of_the_worst("mp_agent_layer_grad_abs_mean"),
             ),
         ),
         Panel(

@@ -8,13 +8,13 @@ from math import fsum
 import numpy as np
 import numpy.typing as npt
 
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS
 
 FLOAT64_MAX = float(np.finfo(np.float64).max)
 EXACT_SUM_ELEMENTS = 300_000
 """Beyond this numpy's pairwise float64 sum, good to 1e-15, stands in for `math.fsum`."""
 
-TOLERANCES = {"sum_squares": 1e-6, "abs_max": 1e-15, "abs_min": 1e-15}
+TOLERANCES = {"sum_squares": 1e-6, "abs_max": 1e-15, "abs_min": 1e-15, "abs_sum": 1e-6}
 """Relative ones of what kernels measure; all other columns are counts, and exact."""
 
 
@@ -35,6 +35,7 @@ def reference_columns(
         "abs_min": float(np.abs(finite[finite != 0.0]).min(initial=np.inf))
         if np.count_nonzero(finite)
         else np.nan,
+        "abs_sum": _sum(np.abs(finite)),
     }
 
 
@@ -46,8 +47,15 @@ def reference_row(
     return np.array([found[name] for name in GRADIENT_COLUMN_NAMES])
 
 
+def reference_total(row_C: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return a row as the totals of a step have it."""
+    total_C = row_C.copy()
+    total_C[GRADIENTS.totals :] = np.nan
+    return total_C
+
+
 def reference_union(rows_LC: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the columns of all elements behind several rows."""
+    """Return the columns of all elements behind several rows of layers."""
     total_C: npt.NDArray[np.float64] = rows_LC.sum(axis=0)
     for name, extreme in (("abs_max", np.fmax), ("abs_min", np.fmin)):
         column = GRADIENT_COLUMN_NAMES.index(name)
@@ -55,8 +63,11 @@ def reference_union(rows_LC: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]
     return total_C
 
 
-def _sum(squares: npt.NDArray[np.float64]) -> float:
-    if not np.isfinite(squares).all():
+def _sum(terms: npt.NDArray[np.float64]) -> float:
+    if not np.isfinite(terms).all():
         return FLOAT64_MAX
-    total = fsum(squares) if squares.size <= EXACT_SUM_ELEMENTS else float(squares.sum())
+    try:
+        total = fsum(terms) if terms.size <= EXACT_SUM_ELEMENTS else float(terms.sum())
+    except OverflowError:
+        return FLOAT64_MAX
     return min(total, FLOAT64_MAX)

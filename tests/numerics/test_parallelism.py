@@ -16,7 +16,7 @@ from mp_agent.records.columns import (
     OPTIMIZER,
     WEIGHTS,
 )
-from tests.agent.gradient_reference import reference_row
+from tests.agent.gradient_reference import reference_row, reference_total
 from tests.agent.probe.rings import (
     RingContents,
     merge_layer_tables,
@@ -79,7 +79,7 @@ NO_ELEMENTS = reference_row(np.empty(0))
 def _total(rows) -> np.ndarray:
     rows_LC = np.stack(list(rows.values()))
     columns = zip(GRADIENT_COLUMNS, rows_LC.T.tolist(), strict=True)
-    return np.array([column.algebra.merged(values) for column, values in columns])
+    return reference_total(np.array([own.algebra.merged(values) for own, values in columns]))
 
 
 def _columns(values) -> list[float]:

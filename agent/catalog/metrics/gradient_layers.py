@@ -1,6 +1,6 @@
 """Metrics of norms, of layers, of a rank's own gradients and of replicas."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 
 from mp_agent.catalog.metric import (
@@ -14,6 +14,7 @@ from mp_agent.catalog.metric import (
     rank_gauge,
 )
 from mp_agent.catalog.metrics.gradients import OPTIMIZER, optimizer_labels
+from mp_agent.catalog.metrics.optimizer import share
 from mp_agent.catalog.thresholds import level_label
 from mp_agent.records.columns import LOCAL_GRAD_NONFINITE_ELEMENTS, LOCAL_GRAD_NORM
 from mp_agent.records.merged import StepTransition
@@ -256,9 +257,15 @@ LAYER_TROUBLE_METRICS = (
 )
 
 
-def _zero_ratio(layer: LayerView) -> Reading:
-    elements = layer.values.get("elements", 0.0)
-    return layer.values["zero_elements"] / elements if layer.judged and elements else None
+def _of_elements(column: str) -> Callable[[LayerView], Reading]:
+    """Return what reads a column divided by the number of elements, which are all finite."""
+
+    def read(layer: LayerView) -> Reading:
+        if not layer.judged or column not in layer.values:
+            return None
+        return share(layer.values, column, "elements")
+
+    return read
 
 
 LAYER_METRICS = (
@@ -282,10 +289,17 @@ LAYER_METRICS = (
         read=lambda layer: layer.values.get("abs_min") if layer.judged else None,
     ),
     layer_gauge(
+        "mp_agent.layer.grad.abs_mean",
+        "{gradient}",
+        help="Mean gradient magnitude in the layer, zeros included.",
+        gives_way=True,
+        read=_of_elements("abs_sum"),
+    ),
+    layer_gauge(
         "mp_agent.layer.grad.zero",
         "1",
         help="Share of the layer's gradient elements that are exactly zero.",
-        read=_zero_ratio,
+        read=_of_elements("zero_elements"),
     ),
     layer_counter(
         "mp_agent.layer.grad.nonfinite.elements",

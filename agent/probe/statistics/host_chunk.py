@@ -1,7 +1,8 @@
 """Statistics of gradients in chunks that fit the processor's cache.
 
 The ordinary chunk costs three passes, two of them in cache: square, smallest and largest square
-(as integers, which is three times faster and orders squares alike), sum. The largest square is the
+(as integers, which is three times faster and orders squares alike), sum; of a layer two more, in
+cache as well, which take the magnitudes and add them up. The largest square is the
 rounded square of the largest magnitude, whose rounded root is that magnitude again, and so it is
 with the smallest, unless that is zero or subnormal. A smallest square of zero shows that there may
 be zeros: integers then give their number and the smallest magnitude among the others, those of 16
@@ -43,6 +44,7 @@ class Tally:
     inf_elements: int = 0
     elements: int = 0
     abs_min: float = nan
+    abs_sum: float = 0.0
 
     def note_smallest(self, magnitude: float) -> None:
         """Take in a magnitude; zero and what is not finite is none."""
@@ -122,6 +124,8 @@ class ChunkMeter:
             return _NO_BITS, 0
         tally.zero_elements += zeros
         tally.sum_squares += sum_squares
+        if "abs_sum" in tally.wanted and zeros < count:
+            tally.abs_sum += torch.abs(chunk, out=squares).sum().item()
         if low >= self._normal_bits:
             return low, high
         if low > 0:
@@ -179,20 +183,27 @@ class ChunkMeter:
             absolute.nan_to_num_(nan=0.0, posinf=0.0)
         abs_max = absolute.max().item()
         tally.abs_max = max(tally.abs_max, abs_max)
-        tally.sum_squares += _scaled_sum_squares(absolute, abs_max)
+        abs_sum, sum_squares = _scaled_sums(absolute, abs_max)
+        tally.abs_sum += abs_sum
+        tally.sum_squares += sum_squares
 
 
-def _scaled_sum_squares(magnitudes: torch.Tensor, abs_max: float) -> float:
-    """Return the sum of squares; overwrites `magnitudes`, bringing them to at most 1.
+def _scaled_sums(magnitudes: torch.Tensor, abs_max: float) -> tuple[float, float]:
+    """Return their sum and that of squares; overwrites `magnitudes`, bringing them to at most 1.
 
     The factor is a power of two, so nothing is rounded, in two halves, since 2^149 is no float32.
     """
     exponent = frexp(abs_max)[1]
     half = exponent // 2
     magnitudes.mul_(2.0**-half).mul_(2.0 ** (half - exponent))
-    scaled = magnitudes.square_().sum().item()
+    abs_sum = magnitudes.sum().item()
+    sum_squares = magnitudes.square_().sum().item()
+    return _scaled_back(abs_sum, exponent), _scaled_back(sum_squares, 2 * exponent)
+
+
+def _scaled_back(scaled: float, exponent: int) -> float:
     try:
-        return ldexp(scaled, 2 * exponent)
+        return ldexp(scaled, exponent)
     except OverflowError:
         return float_info.max
 
@@ -226,7 +237,7 @@ class RowMeter:
         rows = PACK_ELEMENTS // size
         for start in range(0, len(tensors), rows):
             batch = tensors[start : start + rows]
-            sums, smallest, largest = self._reduced(batch, size)
+            sums, smallest, largest, abs_sums = self._reduced(batch, size, wanted)
             ordinary = (
                 (smallest >= self._normal_min)
                 & (sums >= TRUSTED_SUM_MIN)
@@ -234,18 +245,22 @@ class RowMeter:
             )
             peaks, floors = self._root(largest), self._root(smallest)
             rows_found = zip(
-                ordinary.tolist(), sums.tolist(), peaks.tolist(), floors.tolist(), strict=True
+                *(found.tolist() for found in (ordinary, sums, peaks, floors, abs_sums)),
+                strict=True,
             )
-            for number, (usable, sum_squares, abs_max, abs_min) in enumerate(rows_found, start):
+            for number, (usable, squares, peak, floor, abs_sum) in enumerate(rows_found, start):
                 yield (
                     number,
-                    Tally(wanted, sum_squares, abs_max, 0, 0, 0, size, abs_min) if usable else None,
+                    Tally(wanted, squares, peak, 0, 0, 0, size, floor, abs_sum) if usable else None,
                 )
 
     def _reduced(
-        self, batch: Sequence[torch.Tensor], size: int
+        self, batch: Sequence[torch.Tensor], size: int, wanted: frozenset[str]
     ) -> tuple[npt.NDArray[np.floating], ...]:
-        """Return the sum, the smallest and the largest of the squares of each tensor."""
+        """Return the sum, smallest and largest of each tensor's squares, and its magnitudes' sum.
+
+        The last one is that of the squares where it is not wanted.
+        """
         first, *others = batch[0].shape
         packed = self._pack[: len(batch) * size]
         torch.cat(tuple(batch), out=packed.view(len(batch) * first, *others))
@@ -259,7 +274,10 @@ class RowMeter:
         sums = squares.sum(dim=1).numpy().astype(np.float64)
         smallest = torch.amin(bits, dim=1).numpy().view(self._number)
         largest = torch.amax(bits, dim=1).numpy().view(self._number)
-        return sums, smallest, largest
+        if "abs_sum" not in wanted:
+            return sums, smallest, largest, sums
+        abs_sums = squares.copy_(packed).abs_().sum(dim=1).numpy().astype(np.float64)
+        return sums, smallest, largest, abs_sums
 
     def _root(self, squares: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
         """Return the rounded roots; NaN and what lies beyond is not looked at."""

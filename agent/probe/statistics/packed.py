@@ -199,7 +199,10 @@ class PackedStatistics:
         _norm(scratch_RW.nan_to_num_(posinf=0.0, neginf=0.0), 0, out.finite_R)
         _norm(scratch_RW, torch.inf, out.peaks_R)
         for part in self._parts(batch.rows):
-            _norm(self._widened(scratch_RW[part], torch.float64), 2, out.norms_R[part])
+            wide_RW = self._widened(scratch_RW[part], torch.float64)
+            _norm(wide_RW, 2, out.norms_R[part])
+            if "abs_sum" in wanted:
+                _norm(wide_RW, 1, out.abs_sums_R[part])
         if "abs_min" in wanted:
             ordered_RW = put_in_order(scratch_RW, scratch_RW.view(out.smallest_R.dtype))
             torch.amin(ordered_RW, dim=1, out=out.smallest_R)

@@ -167,14 +167,15 @@ class RawRows:
     peaks_R: torch.Tensor
     smallest_R: torch.Tensor
     """Smallest magnitudes that are not 0, as integers of `smallest.put_in_order`."""
+    abs_sums_R: torch.Tensor
 
     @classmethod
     def empty(cls, rows: int, dtype: torch.dtype, device: torch.device) -> "RawRows":
         """Return room for so many rows."""
-        norms_R = torch.empty(rows, dtype=torch.float64, device=device)
+        norms_R, abs_sums_R = torch.empty((2, rows), dtype=torch.float64, device=device)
         nonzero_R, numbers_R, finite_R, peaks_R = torch.empty((4, rows), dtype=dtype, device=device)
         smallest_R = torch.zeros(rows, dtype=DIGEST_BITS[dtype], device=device)
-        return cls(norms_R, nonzero_R, numbers_R, finite_R, peaks_R, smallest_R)
+        return cls(norms_R, nonzero_R, numbers_R, finite_R, peaks_R, smallest_R, abs_sums_R)
 
     def part(self, rows: slice) -> "RawRows":
         """Return views of some rows."""
@@ -185,13 +186,16 @@ class RawRows:
             self.finite_R[rows],
             self.peaks_R[rows],
             self.smallest_R[rows],
+            self.abs_sums_R[rows],
         )
 
     def statistics(self) -> "RowStatistics":
         """Return float64 statistics that can be folded."""
         counts_3R = torch.stack((self.nonzero_R, self.numbers_R, self.finite_R)).double()
         return RowStatistics(
-            sums_SR=torch.cat((self.norms_R.square_().unsqueeze(0), counts_3R)),
+            sums_SR=torch.cat(
+                (self.norms_R.square_().unsqueeze(0), counts_3R, self.abs_sums_R.unsqueeze(0))
+            ),
             maxima_MR=torch.stack((self.peaks_R.double(), self._negated_smallest())),
         )
 
@@ -205,7 +209,7 @@ class RowStatistics:
     """Statistics of rows, or of what rows were folded into, float64."""
 
     sums_SR: torch.Tensor
-    """Sum of squares, and the three counts of `RawRows`."""
+    """Sum of squares, the three counts of `RawRows`, and the sum of magnitudes."""
     maxima_MR: torch.Tensor
     """Largest magnitude, and the smallest one that is not 0, negated; -Inf where there is none."""
 
@@ -225,7 +229,7 @@ def _padded(table_SR: torch.Tensor, value: float) -> torch.Tensor:
 
 def by_name(groups: RowStatistics, elements_G: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return [G] by column name, of the gradients as they are."""
-    squares_G, nonzero_G, numbers_G, finite_G = groups.sums_SR
+    squares_G, nonzero_G, numbers_G, finite_G, abs_sums_G = groups.sums_SR
     peaks_G, negated_G = groups.maxima_MR
     return {
         "sum_squares": squares_G,
@@ -235,4 +239,5 @@ def by_name(groups: RowStatistics, elements_G: torch.Tensor) -> dict[str, torch.
         "inf_elements": numbers_G - finite_G,
         "elements": elements_G,
         "abs_min": -negated_G.masked_fill(negated_G == -torch.inf, torch.nan),
+        "abs_sum": abs_sums_G,
     }

@@ -139,9 +139,9 @@ def keep_row(family: ColumnFamily, rows: list[torch.Tensor], row: torch.Tensor) 
 
 @cache
 def stretches_of(family: ColumnFamily) -> tuple[tuple[slice, Algebra], ...]:
-    """Return the runs of neighbouring columns of one algebra."""
+    """Return the runs of neighbouring columns of one algebra, of those that totals have."""
     found, start = [], 0
-    for algebra, columns in groupby(column.algebra for column in family.columns):
+    for algebra, columns in groupby(column.algebra for column in family.columns[: family.totals]):
         end = start + sum(1 for _ in columns)
         found.append((slice(start, end), algebra))
         start = end

@@ -65,11 +65,16 @@ def bounded_tensor(values: torch.Tensor) -> torch.Tensor:
 
 
 def folded_rows(rows_NC: torch.Tensor, family: ColumnFamily = GRADIENTS) -> torch.Tensor:
-    """Return [C]: N rows as one, in a fixed order, with no constant to send to the device."""
-    total_C = torch.cat(
+    """Return [C]: N rows as one, in a fixed order, with no constant to send to the device.
+
+    What is of layers alone is absent.
+    """
+    total_T = torch.cat(
         [_FOLDS[algebra](rows_NC[:, part]) for part, algebra in stretches_of(family)]
     )
-    return total_C.masked_fill_(rows_NC.isnan().all(dim=0), nan)
+    total_T.masked_fill_(rows_NC[:, : family.totals].isnan().all(dim=0), nan)
+    of_layers = rows_NC.shape[1] - family.totals
+    return torch.nn.functional.pad(total_T, (0, of_layers), value=nan) if of_layers else total_T
 
 
 _FOLDS: Mapping[Algebra, Callable[[torch.Tensor], torch.Tensor]] = {

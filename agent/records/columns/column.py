@@ -18,6 +18,9 @@ class Tier(Enum):
     SAMPLED = "sampled"
     """When layers are looked at; absent from the totals of other steps."""
 
+    LAYERS = "layers"
+    """Of layers alone; the totals of no step have it."""
+
 
 class Unscaling(Enum):
     """How the value of scaled gradients follows the loss scale: the power of it to divide by."""
@@ -88,6 +91,8 @@ class ColumnFamily:
                 )
         if len(set(self.names)) != len(self.names):
             raise CatalogError(f"{self.name}: names of columns are not unique")
+        if Tier.LAYERS in {column.tier for column in self.columns[: self.totals]}:
+            raise CatalogError(f"{self.name}: columns of layers alone do not come last")
         needed = {self.key, self.size, *self.required, *self.nonfinite}
         if unknown := needed - set(self.names):
             raise CatalogError(f"{self.name}: {', '.join(sorted(unknown))} is no column")
@@ -101,6 +106,11 @@ class ColumnFamily:
     def sampled(self) -> tuple[str, ...]:
         """The names of the columns that are not measured on every step."""
         return tuple(column.name for column in self.columns if column.tier is Tier.SAMPLED)
+
+    @cached_property
+    def totals(self) -> int:
+        """The number of columns, the first ones, that the totals of a step have."""
+        return sum(column.tier is not Tier.LAYERS for column in self.columns)
 
     @property
     def cadence(self) -> Tier:

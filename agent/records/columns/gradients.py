@@ -40,6 +40,13 @@ GRADIENT_COLUMNS = (
         "smallest magnitude among the finite elements that are not zero; absent without any",
         unscaling=Unscaling.LINEAR,
     ),
+    _gradient(
+        "abs_sum",
+        Algebra.SUM,
+        "sum of the magnitudes of the finite elements",
+        tier=Tier.LAYERS,
+        unscaling=Unscaling.LINEAR,
+    ),
 )
 """What is known of a set of gradient elements."""
 

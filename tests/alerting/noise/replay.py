@@ -548,6 +548,7 @@ def _gradients(step: Step, elements: float) -> FloatArray:
         "elements": elements,
         # As of FP16 gradients, of which the smallest are often at its smallest number.
         "abs_min": 2.0**-24 / step.scale if step.scale else 1e-9 * step.norm,
+        "abs_sum": 0.8 * step.norm * elements**0.5,
     }
     return _row(_GRADIENT_INDEX, columns, 0.0)
 

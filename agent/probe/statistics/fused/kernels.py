@@ -34,8 +34,12 @@ offset and strides in elements. Element `e` of it is at row `(column + e) // wid
 COUNTS = 6
 """int32 of a chunk's partial statistics."""
 
+SUMS = 2
+"""float64 of a chunk's partial statistics: the sum of squares and that of magnitudes."""
+
 _FIELDS = tl.constexpr(CHUNK_FIELDS)
 _COUNTS = tl.constexpr(COUNTS)
+_SUMS = tl.constexpr(SUMS)
 _FP32, _BF16, _FP16 = tl.constexpr(FP32), tl.constexpr(BF16), tl.constexpr(FP16)
 
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
@@ -59,65 +63,71 @@ def _half_magnitude(bits, KIND: tl.constexpr):
 
 
 @triton.jit
-def _note(magnitude, row_sum, peak, smallest, zeros, SMALLEST: tl.constexpr):
+def _note(magnitude, row_sum, row_abs, peak, smallest, zeros, ABS_SUM: tl.constexpr):
     """Take in one element of each row, given by the bits of its magnitude."""
     value = magnitude.to(tl.float32, bitcast=True)
     row_sum = tl.fma(value, value, row_sum)
+    if ABS_SUM:
+        row_abs += value
     peak = tl.maximum(peak, magnitude)
     below = magnitude - 1
     zeros += below >> 31
-    if SMALLEST:
-        smallest = tl.minimum(smallest, below.to(tl.uint32, bitcast=True))
-    return row_sum, peak, smallest, zeros
+    smallest = tl.minimum(smallest, below.to(tl.uint32, bitcast=True))
+    return row_sum, row_abs, peak, smallest, zeros
 
 
 @triton.jit
-def _note_word(word, row_sum, peak, smallest, zeros, KIND: tl.constexpr, SMALLEST: tl.constexpr):
+def _note_word(
+    word, row_sum, row_abs, peak, smallest, zeros, KIND: tl.constexpr, ABS_SUM: tl.constexpr
+):
     """Take in the one or two elements of a 32-bit word of each row, in memory order."""
     if KIND == _FP32:
-        row_sum, peak, smallest, zeros = _note(
-            word & _MAGNITUDE, row_sum, peak, smallest, zeros, SMALLEST
+        row_sum, row_abs, peak, smallest, zeros = _note(
+            word & _MAGNITUDE, row_sum, row_abs, peak, smallest, zeros, ABS_SUM
         )
     else:
-        row_sum, peak, smallest, zeros = _note(
-            _half_magnitude(word & 0xFFFF, KIND), row_sum, peak, smallest, zeros, SMALLEST
+        row_sum, row_abs, peak, smallest, zeros = _note(
+            _half_magnitude(word & 0xFFFF, KIND), row_sum, row_abs, peak, smallest, zeros, ABS_SUM
         )
         if KIND == _BF16:
             upper = word & _UPPER_MAGNITUDE
         else:
             upper = _half_magnitude((word >> 16) & 0xFFFF, KIND)
-        row_sum, peak, smallest, zeros = _note(upper, row_sum, peak, smallest, zeros, SMALLEST)
-    return row_sum, peak, smallest, zeros
+        row_sum, row_abs, peak, smallest, zeros = _note(
+            upper, row_sum, row_abs, peak, smallest, zeros, ABS_SUM
+        )
+    return row_sum, row_abs, peak, smallest, zeros
 
 
 @triton.jit
 def _note_words(
     words,
     row_sum,
+    row_abs,
     peak,
     smallest,
     zeros,
     KIND: tl.constexpr,
-    SMALLEST: tl.constexpr,
+    ABS_SUM: tl.constexpr,
     R: tl.constexpr,
 ):
     """Take in rows of 16 bytes: int32 [R, 4]."""
     even, odd = tl.split(tl.reshape(words, (R, 2, 2)))
     word_0, word_2 = tl.split(even)
     word_1, word_3 = tl.split(odd)
-    row_sum, peak, smallest, zeros = _note_word(
-        word_0, row_sum, peak, smallest, zeros, KIND, SMALLEST
+    row_sum, row_abs, peak, smallest, zeros = _note_word(
+        word_0, row_sum, row_abs, peak, smallest, zeros, KIND, ABS_SUM
     )
-    row_sum, peak, smallest, zeros = _note_word(
-        word_1, row_sum, peak, smallest, zeros, KIND, SMALLEST
+    row_sum, row_abs, peak, smallest, zeros = _note_word(
+        word_1, row_sum, row_abs, peak, smallest, zeros, KIND, ABS_SUM
     )
-    row_sum, peak, smallest, zeros = _note_word(
-        word_2, row_sum, peak, smallest, zeros, KIND, SMALLEST
+    row_sum, row_abs, peak, smallest, zeros = _note_word(
+        word_2, row_sum, row_abs, peak, smallest, zeros, KIND, ABS_SUM
     )
-    row_sum, peak, smallest, zeros = _note_word(
-        word_3, row_sum, peak, smallest, zeros, KIND, SMALLEST
+    row_sum, row_abs, peak, smallest, zeros = _note_word(
+        word_3, row_sum, row_abs, peak, smallest, zeros, KIND, ABS_SUM
     )
-    return row_sum, peak, smallest, zeros
+    return row_sum, row_abs, peak, smallest, zeros
 
 
 @triton.jit
@@ -129,19 +139,19 @@ def _magnitude(bits, KIND: tl.constexpr):
 
 
 _ALL_ARGUMENTS = (
-    "pointers", "chunks", "chunk_numbers", "squares", "counts",
+    "pointers", "chunks", "chunk_numbers", "sums", "counts",
 )  # fmt: skip
 
 
 @triton.jit(do_not_specialize_on_alignment=_ALL_ARGUMENTS)
 def measure_chunks(
-    pointers, chunks, chunk_numbers, squares, counts,
-    KIND: tl.constexpr, SMALLEST: tl.constexpr, R: tl.constexpr,
+    pointers, chunks, chunk_numbers, sums, counts,
+    KIND: tl.constexpr, ABS_SUM: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """Write the partial statistics of one chunk per program.
 
     pointers: int64 [tensors], 0 for one that is not there. chunks: int64 [chunks, CHUNK_FIELDS].
-    chunk_numbers: int32, which of them have elements of this kind. squares: float64 [chunks].
+    chunk_numbers: int32, which of them have elements of this kind. sums: float64 [chunks, SUMS].
     counts: int32 [chunks, COUNTS]: bits of the largest and, less one, of the smallest magnitude,
     zeros, NaN, Inf, elements.
     """
@@ -156,6 +166,7 @@ def measure_chunks(
 
     row = tl.arange(0, R)
     row_squares = tl.zeros((R,), tl.float64)
+    row_magnitudes = tl.zeros((R,), tl.float64)
     peak = tl.zeros((R,), tl.int32)
     smallest = tl.full((R,), _NO_SMALLEST, tl.uint32)
     zeros = tl.zeros((R,), tl.int32)
@@ -179,46 +190,54 @@ def measure_chunks(
                 first = tl.load(words + (pair * 2 * R * 4) + at, eviction_policy="evict_first")
                 second = tl.load(words + (pair * 2 + 1) * R * 4 + at, eviction_policy="evict_first")
                 row_sum = tl.zeros((R,), tl.float32)
-                row_sum, peak, smallest, zeros = _note_words(
-                    first, row_sum, peak, smallest, zeros, KIND, SMALLEST, R
+                row_abs = tl.zeros((R,), tl.float32)
+                row_sum, row_abs, peak, smallest, zeros = _note_words(
+                    first, row_sum, row_abs, peak, smallest, zeros, KIND, ABS_SUM, R
                 )
-                row_sum, peak, smallest, zeros = _note_words(
-                    second, row_sum, peak, smallest, zeros, KIND, SMALLEST, R
+                row_sum, row_abs, peak, smallest, zeros = _note_words(
+                    second, row_sum, row_abs, peak, smallest, zeros, KIND, ABS_SUM, R
                 )
                 row_squares += row_sum.to(tl.float64)
+                row_magnitudes += row_abs.to(tl.float64)
         else:
             for pair in range(pairs):
                 row_sum = tl.zeros((R,), tl.float32)
+                row_abs = tl.zeros((R,), tl.float32)
                 for half in tl.static_range(2):
                     for value in tl.static_range(VALUES):
                         element = (pair * 2 + half) * BLOCK + row * VALUES + value
                         magnitude = _magnitude(tl.load(elements + element), KIND)
-                        row_sum, peak, smallest, zeros = _note(
-                            magnitude, row_sum, peak, smallest, zeros, SMALLEST
+                        row_sum, row_abs, peak, smallest, zeros = _note(
+                            magnitude, row_sum, row_abs, peak, smallest, zeros, ABS_SUM
                         )
                 row_squares += row_sum.to(tl.float64)
+                row_magnitudes += row_abs.to(tl.float64)
 
     blocks = tl.cdiv(count, BLOCK)
     for block in range(pairs * 2, blocks):
         row_sum = tl.zeros((R,), tl.float32)
+        row_abs = tl.zeros((R,), tl.float32)
         for value in tl.static_range(VALUES):
             element = block * BLOCK + row * VALUES + value
             place = column + element
             line = place // width
             where = line * row_stride + (place - line * width) * column_stride
             magnitude = _magnitude(tl.load(elements + where, mask=element < count, other=0), KIND)
-            row_sum, peak, smallest, zeros = _note(
-                magnitude, row_sum, peak, smallest, zeros, SMALLEST
+            row_sum, row_abs, peak, smallest, zeros = _note(
+                magnitude, row_sum, row_abs, peak, smallest, zeros, ABS_SUM
             )
         row_squares += row_sum.to(tl.float64)
+        row_magnitudes += row_abs.to(tl.float64)
     padding = blocks * BLOCK - tl.maximum(count, pairs * 2 * BLOCK)
 
     abs_max = tl.max(peak, axis=0)
     sum_squares = tl.sum(row_squares, axis=0)
+    abs_sum = tl.sum(row_magnitudes, axis=0)
     nans = 0
     infs = 0
     if (abs_max >= _TRUSTED_MAX) | ((abs_max < _TRUSTED_MIN) & (abs_max > 0)):
         row_squares = tl.zeros((R,), tl.float64)
+        row_magnitudes = tl.zeros((R,), tl.float64)
         peak = tl.zeros((R,), tl.int32)
         row_nans = tl.zeros((R,), tl.int32)
         row_infs = tl.zeros((R,), tl.int32)
@@ -237,12 +256,16 @@ def measure_chunks(
                 peak = tl.maximum(peak, magnitude)
                 double = magnitude.to(tl.float32, bitcast=True).to(tl.float64)
                 row_squares = tl.fma(double, double, row_squares)
+                row_magnitudes += double
         abs_max = tl.max(peak, axis=0)
         sum_squares = tl.sum(row_squares, axis=0)
+        abs_sum = tl.sum(row_magnitudes, axis=0)
         nans = tl.sum(row_nans, axis=0)
         infs = tl.sum(row_infs, axis=0)
 
-    tl.store(squares + number, sum_squares)
+    tl.store(sums + number * _SUMS, sum_squares)
+    if ABS_SUM:
+        tl.store(sums + number * _SUMS + 1, abs_sum)
     found = counts + number * _COUNTS
     tl.store(found, abs_max)
     tl.store(found + 1, tl.min(smallest, axis=0).to(tl.int32, bitcast=True))
@@ -267,6 +290,7 @@ FOLDED_COLUMNS = (
     "inf_elements",
     "elements",
     "abs_min",
+    "abs_sum",
 )
 """What the kernel writes; all gradient columns have to be among them."""
 
@@ -278,10 +302,12 @@ _NANS_AT = tl.constexpr(GRADIENT_POSITIONS["nan_elements"])
 _INFS_AT = tl.constexpr(GRADIENT_POSITIONS["inf_elements"])
 _ELEMENTS_AT = tl.constexpr(GRADIENT_POSITIONS["elements"])
 _ABS_MIN_AT = tl.constexpr(GRADIENT_POSITIONS["abs_min"])
+_ABS_SUM_AT = tl.constexpr(GRADIENT_POSITIONS["abs_sum"])
 _POWERS = {column.name: column.unscaling.value for column in GRADIENT_COLUMNS}
 _SUM_SQUARES_POWER = tl.constexpr(_POWERS["sum_squares"])
 _ABS_MAX_POWER = tl.constexpr(_POWERS["abs_max"])
 _ABS_MIN_POWER = tl.constexpr(_POWERS["abs_min"])
+_ABS_SUM_POWER = tl.constexpr(_POWERS["abs_sum"])
 
 
 @triton.jit
@@ -292,17 +318,17 @@ def _unscaled(value, inverse_scale, POWER: tl.constexpr):
     return tl.where(value > _FLOAT64_MAX, _FLOAT64_MAX, value)
 
 
-_FOLD_ARGUMENTS = ("squares", "counts", "groups", "inverse_scale", "table")
+_FOLD_ARGUMENTS = ("sums", "counts", "groups", "inverse_scale", "table")
 
 
 @triton.jit(do_not_specialize_on_alignment=_FOLD_ARGUMENTS)
 def fold_groups(
-    squares, counts, groups, inverse_scale, table,
-    SMALLEST: tl.constexpr, B: tl.constexpr,
+    sums, counts, groups, inverse_scale, table,
+    ABS_SUM: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Write the columns of one group of consecutive chunks per program.
 
-    squares, counts: what `measure_chunks` wrote. groups: int64 [groups, 2], first chunk and number
+    sums, counts: what `measure_chunks` wrote. groups: int64 [groups, 2], first chunk and number
     of chunks. inverse_scale: float64. table: float64 [groups, columns].
     """
     group = tl.program_id(0).to(tl.int64)
@@ -310,6 +336,7 @@ def fold_groups(
     number = tl.load(groups + group * 2 + 1)
     lane = tl.arange(0, B)
     lane_squares = tl.zeros((B,), tl.float64)
+    lane_magnitudes = tl.zeros((B,), tl.float64)
     peak = tl.zeros((B,), tl.int32)
     smallest = tl.full((B,), _NO_SMALLEST, tl.uint32)
     zeros = tl.zeros((B,), tl.int64)
@@ -319,7 +346,9 @@ def fold_groups(
     for start in range(0, number, B):
         there = start + lane < number
         chunk = first + start + lane
-        lane_squares += tl.load(squares + chunk, mask=there, other=0.0)
+        lane_squares += tl.load(sums + chunk * _SUMS, mask=there, other=0.0)
+        if ABS_SUM:
+            lane_magnitudes += tl.load(sums + chunk * _SUMS + 1, mask=there, other=0.0)
         found = counts + chunk * _COUNTS
         peak = tl.maximum(peak, tl.load(found, mask=there, other=0))
         least = tl.load(found + 1, mask=there, other=-1)
@@ -340,12 +369,14 @@ def fold_groups(
     tl.store(row + _INFS_AT, tl.sum(infs, axis=0).to(tl.float64))
     tl.store(row + _ELEMENTS_AT, tl.sum(elements, axis=0).to(tl.float64))
     absent = tl.full((), float("nan"), tl.float64)
-    if SMALLEST:
-        least = tl.min(smallest, axis=0)
-        there = least < _INF - 1
-        bits = tl.where(there, least, 0).to(tl.int32, bitcast=True) + 1
-        abs_min = bits.to(tl.float32, bitcast=True).to(tl.float64)
-        unscaled = _unscaled(abs_min, inverse, _ABS_MIN_POWER)
-        tl.store(row + _ABS_MIN_AT, tl.where(there, unscaled, absent))
+    least = tl.min(smallest, axis=0)
+    there = least < _INF - 1
+    bits = tl.where(there, least, 0).to(tl.int32, bitcast=True) + 1
+    abs_min = bits.to(tl.float32, bitcast=True).to(tl.float64)
+    unscaled = _unscaled(abs_min, inverse, _ABS_MIN_POWER)
+    tl.store(row + _ABS_MIN_AT, tl.where(there, unscaled, absent))
+    if ABS_SUM:
+        abs_sum = tl.sum(lane_magnitudes, axis=0)
+        tl.store(row + _ABS_SUM_AT, _unscaled(abs_sum, inverse, _ABS_SUM_POWER))
     else:
-        tl.store(row + _ABS_MIN_AT, absent)
+        tl.store(row + _ABS_SUM_AT, absent)

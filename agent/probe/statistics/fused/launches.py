@@ -3,26 +3,34 @@
 import torch
 
 from mp_agent.probe.statistics.fused import kernels
-from mp_agent.probe.statistics.fused.kernels import COUNTS
+from mp_agent.probe.statistics.fused.kernels import COUNTS, SUMS
 from mp_agent.probe.statistics.fused.kernels import FOLDED_COLUMNS as COLUMNS
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
-__all__ = ["COLUMNS", "COUNTS", "compile_all", "launch_fold", "launch_measure", "launch_once"]
+__all__ = [
+    "COLUMNS",
+    "COUNTS",
+    "SUMS",
+    "compile_all",
+    "launch_fold",
+    "launch_measure",
+    "launch_once",
+]
 
 
-def _measure_options(kind: int, smallest: bool) -> dict[str, int | bool]:
+def _measure_options(kind: int, abs_sum: bool) -> dict[str, int | bool]:
     return {
         "KIND": kind,
-        "SMALLEST": smallest,
+        "ABS_SUM": abs_sum,
         "R": kernels.ROWS,
         "num_warps": kernels.WARPS,
         "enable_fp_fusion": False,
     }
 
 
-def _fold_options(smallest: bool) -> dict[str, int | bool]:
+def _fold_options(abs_sum: bool) -> dict[str, int | bool]:
     return {
-        "SMALLEST": smallest,
+        "ABS_SUM": abs_sum,
         "B": kernels.FOLD_BLOCK,
         "num_warps": kernels.FOLD_WARPS,
         "enable_fp_fusion": False,
@@ -33,28 +41,28 @@ def launch_measure(
     pointers: torch.Tensor,
     chunks: torch.Tensor,
     chunk_numbers: torch.Tensor,
-    squares: torch.Tensor,
+    sums: torch.Tensor,
     counts: torch.Tensor,
     kind: int,
-    smallest: bool,
+    abs_sum: bool,
 ) -> None:
     """Launch `measure_chunks` for all chunks of one kind."""
     kernels.measure_chunks[(len(chunk_numbers),)](
-        pointers, chunks, chunk_numbers, squares, counts, **_measure_options(kind, smallest)
+        pointers, chunks, chunk_numbers, sums, counts, **_measure_options(kind, abs_sum)
     )
 
 
 def launch_fold(
-    squares: torch.Tensor,
+    sums: torch.Tensor,
     counts: torch.Tensor,
     groups: torch.Tensor,
     inverse_scale: torch.Tensor,
     table: torch.Tensor,
-    smallest: bool,
+    abs_sum: bool,
 ) -> None:
     """Launch `fold_groups` for all groups."""
     kernels.fold_groups[(len(groups),)](
-        squares, counts, groups, inverse_scale, table, **_fold_options(smallest)
+        sums, counts, groups, inverse_scale, table, **_fold_options(abs_sum)
     )
 
 
@@ -64,21 +72,21 @@ _FOLD_TYPES = (torch.float64, torch.int32, torch.int64, torch.float64, torch.flo
 
 def compile_all() -> None:
     """Compile every variant for the current device, of which only the model is asked."""
-    for smallest in (False, True):
+    for abs_sum in (False, True):
         for kind in kernels.KINDS:
-            options = _measure_options(kind, smallest)
+            options = _measure_options(kind, abs_sum)
             kernels.measure_chunks.warmup(*_MEASURE_TYPES, grid=(1,), **options)
-        kernels.fold_groups.warmup(*_FOLD_TYPES, grid=(1,), **_fold_options(smallest))
+        kernels.fold_groups.warmup(*_FOLD_TYPES, grid=(1,), **_fold_options(abs_sum))
 
 
 def launch_once(device: torch.device) -> None:
     """Launch every variant on no elements, which compiles and loads its kernel if needed."""
     measured = [torch.zeros(16, dtype=dtype, device=device) for dtype in _MEASURE_TYPES]
-    pointers, chunks, chunk_numbers, squares, counts = measured
+    pointers, chunks, chunk_numbers, sums, counts = measured
     groups = torch.zeros((1, 2), dtype=torch.int64, device=device)
     inverse_scale = torch.zeros((), dtype=torch.float64, device=device)
     table = torch.zeros((1, len(GRADIENT_COLUMN_NAMES)), dtype=torch.float64, device=device)
-    for smallest in (False, True):
+    for abs_sum in (False, True):
         for kind in kernels.KINDS:
-            launch_measure(pointers, chunks, chunk_numbers[:1], squares, counts, kind, smallest)
-        launch_fold(squares, counts, groups, inverse_scale, table, smallest)
+            launch_measure(pointers, chunks, chunk_numbers[:1], sums, counts, kind, abs_sum)
+        launch_fold(sums, counts, groups, inverse_scale, table, abs_sum)

@@ -131,19 +131,19 @@ class FusedStatistics:
         wanted: frozenset[str],
     ) -> torch.Tensor:
         launches, chunks, groups = self._launches, len(tables.chunks), len(tables.groups)
-        smallest = "abs_min" in wanted
-        squares = torch.empty(chunks, dtype=torch.float64, device=self._device)
+        abs_sum = "abs_sum" in wanted
+        sums = torch.empty((chunks, launches.SUMS), dtype=torch.float64, device=self._device)
         counts = torch.empty((chunks, launches.COUNTS), dtype=torch.int32, device=self._device)
         for kind, numbers in enumerate(tables.of_kind):
             if len(numbers):
                 launches.launch_measure(
-                    tables.pointers, tables.chunks, numbers, squares, counts, kind, smallest
+                    tables.pointers, tables.chunks, numbers, sums, counts, kind, abs_sum
                 )
         table_GC = torch.empty(
             (groups, len(GRADIENT_COLUMN_NAMES)), dtype=torch.float64, device=self._device
         )
         if groups:
-            launches.launch_fold(squares, counts, tables.groups, inverse_scale, table_GC, smallest)
+            launches.launch_fold(sums, counts, tables.groups, inverse_scale, table_GC, abs_sum)
         return table_GC
 
     def _on_device(self) -> AbstractContextManager[object]:

@@ -58,14 +58,15 @@ SMALLEST = metric("abs_min", gives_way=True)
 LOOKS = metric("looks", kind=Kind.COUNTER, read=None, count=lambda layer: 1.0)
 ALL = (*METRICS, LARGEST, SMALLEST, LOOKS)
 
-PROMETHEUS = {name: f"mp_agent_layer_{name}" for name in ("grad_norm", "grad_abs_min")} | {
+OWN = ("grad_norm", "grad_abs_min", "grad_abs_mean")
+PROMETHEUS = {name: f"mp_agent_layer_{name}" for name in OWN} | {
     "largest": LARGEST.prometheus_name,
     "smallest": SMALLEST.prometheus_name,
     "looks": LOOKS.prometheus_name,
     "nonfinite": "mp_agent_layer_grad_nonfinite_elements_total",
 }
 LAYERS = 40
-GRADIENT_SERIES, WEIGHT_SERIES = 5, 3
+GRADIENT_SERIES, WEIGHT_SERIES = 6, 3
 """Of each layer, when nothing gives way."""
 
 
@@ -112,10 +113,10 @@ def others() -> int:
 @pytest.mark.parametrize(
     ("per_layer", "gone"),
     [
-        (8, set()),
-        (7, {"smallest"}),
-        (6, {"smallest", "grad_abs_min"}),
-        (5, {"smallest", "grad_abs_min", "largest"}),
+        (9, set()),
+        (8, {"smallest"}),
+        (6, {"smallest", "grad_abs_min", "grad_abs_mean"}),
+        (5, {"smallest", "grad_abs_min", "grad_abs_mean", "largest"}),
     ],
 )
 def test_the_last_family_gives_way_first(others, per_layer, gone):
@@ -134,15 +135,15 @@ def test_counters_stay_and_layers_are_rolled_up_once_nothing_is_left_to_give_way
     snapshot = tight.build([export()], 0.0)
     found = counts(snapshot)
 
-    assert not found["smallest"] and not found["grad_abs_min"] and not found["largest"]
+    assert not any(found[name] for name in ("smallest", "largest", "grad_abs_min", "grad_abs_mean"))
     assert 0 < found["looks"] == found["nonfinite"] == found["grad_norm"] < LAYERS
     assert layer_series(snapshot) < 5 * LAYERS
     shown = found["looks"]
-    assert tight.pop_dropped("llama") >= 3 * LAYERS + 5 * (LAYERS - shown)
+    assert tight.pop_dropped("llama") >= 4 * LAYERS + 5 * (LAYERS - shown)
 
 
 def test_what_gave_way_comes_back_with_space_only(others):
-    room = builder(others + 8 * LAYERS)
+    room = builder(others + 9 * LAYERS)
     needed = {layers: counts(room.build([export(layers)], 0.0)) for layers in (LAYERS, LAYERS + 1)}
     assert needed[LAYERS]["smallest"] == LAYERS
     assert needed[LAYERS + 1]["smallest"] == 0

@@ -168,7 +168,7 @@ class TestMaxSeries:
         builder, kept = self.build(layers, 3, CounterStore())
 
         assert kept == ["block.l3", "block.l4", "block.*"]
-        gave_way = len(layers)
+        gave_way = 2 * len(layers)
         assert builder.pop_dropped("llama") == 2 * 4 + gave_way
         assert builder.pop_dropped("llama") == 0
 
@@ -178,13 +178,14 @@ class TestMaxSeries:
         fixed = sum(
             self.count(f) for f in SnapshotBuilder(resolve({}), 10**6).build([export(layers=[])], 0)
         )
-        for room, shown in ((5 * 4, 4), (5 * 4 - 1, 0), (4 * 4, 0)):
+        for room, shown in ((6 * 4, 4), (6 * 4 - 1, 0), (4 * 4, 0)):
             builder = SnapshotBuilder(resolve({}), fixed + room)
             snapshot = builder.build([export(layers=layers)], 0.0)
 
             assert len(series(snapshot, "mp_agent_layer_grad_norm")) == 4
             assert len(series(snapshot, "mp_agent_layer_grad_abs_min")) == shown
-            assert builder.pop_dropped("llama") == (0 if shown else 4)
+            assert len(series(snapshot, "mp_agent_layer_grad_abs_mean")) == shown
+            assert builder.pop_dropped("llama") == (0 if shown else 8)
 
     def test_two_runs_share_the_room_by_their_layers(self):
         layers = [layer(f"block.l{norm}", norm) for norm in range(8)]

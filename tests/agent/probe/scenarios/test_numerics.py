@@ -8,7 +8,7 @@ import pytest
 
 from mp_agent.catalog.metrics.run import STEP_PARTS
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
-from tests.agent.gradient_reference import reference_union
+from tests.agent.gradient_reference import reference_total, reference_union
 from tests.agent.probe.fully_shard import skipped_where_it_fails, strategies
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import (
@@ -69,7 +69,8 @@ class TestEveryWayOfTraining:
         for step, rows_LC in zip(merged, reference["rows"], strict=True):
             assert step.gradients_complete
             observed = [step.gradients.get(column, np.nan) for column in GRADIENT_COLUMN_NAMES]
-            np.testing.assert_allclose(observed, reference_union(rows_LC), rtol=RELATIVE_ERROR)
+            expected = reference_total(reference_union(rows_LC))
+            np.testing.assert_allclose(observed, expected, rtol=RELATIVE_ERROR)
 
     def test_layers_equal_the_reference_under_their_plain_names(self, trained, name, variant):
         directory, world_size = trained(name) / variant.name, JOBS[name][1]

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS
 from tests.agent.gradient_reference import TOLERANCES, reference_columns
 
 
@@ -30,6 +30,16 @@ def assert_rows(table: torch.Tensor, expected: Sequence[Mapping[str, float]]) ->
         for name, value in by_name(row).items():
             tolerance = TOLERANCES.get(name, 0.0)
             np.testing.assert_allclose(value, wanted[name], tolerance, 0.0, err_msg=name)
+
+
+def assert_totals(table: torch.Tensor, expected: Sequence[Mapping[str, float]]) -> None:
+    """Compare a table of totals with expected rows, of which it has what is not of layers alone."""
+    assert_rows(table, [totals_of(row) for row in expected])
+
+
+def totals_of(row: Mapping[str, float]) -> dict[str, float]:
+    """Return the columns of some gradients as totals have them."""
+    return {**row, **dict.fromkeys(GRADIENT_COLUMN_NAMES[GRADIENTS.totals :], np.nan)}
 
 
 def as_float64(gradient: torch.Tensor) -> npt.NDArray[np.float64]:

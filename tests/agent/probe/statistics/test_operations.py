@@ -50,7 +50,7 @@ def operations(call: Callable[[], object]) -> int:
     return total
 
 
-OF_A_BATCH, OF_A_LEVEL, OF_A_TABLE = 14, 6, 28
+OF_A_BATCH, OF_A_LEVEL, OF_A_TABLE = 16, 6, 30
 """Operations at most for each scratch full of gradients, each level of folding, and each table."""
 
 
@@ -111,6 +111,7 @@ class NotedLaunches(SimpleNamespace):
         self.launched: list[str] = []
         super().__init__(
             COUNTS=6,
+            SUMS=2,
             launch_measure=lambda *_: self.launched.append("measure"),
             launch_edges=lambda *_: self.launched.append("edges"),
             launch_count=lambda *_: self.launched.append("count"),

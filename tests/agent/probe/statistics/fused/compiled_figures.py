@@ -31,10 +31,10 @@ TARGETS = {
 }
 KINDS = {"fp32": kernels.FP32, "bf16": kernels.BF16, "fp16": kernels.FP16}
 
-_MEASURE = {"pointers": "*i64", "chunks": "*i64", "chunk_numbers": "*i32", "squares": "*fp64"}
-_MEASURE |= {"counts": "*i32", "KIND": "constexpr", "SMALLEST": "constexpr", "R": "constexpr"}
-_FOLD = {"squares": "*fp64", "counts": "*i32", "groups": "*i64", "inverse_scale": "*fp64"}
-_FOLD |= {"table": "*fp64", "SMALLEST": "constexpr", "B": "constexpr"}
+_MEASURE = {"pointers": "*i64", "chunks": "*i64", "chunk_numbers": "*i32", "sums": "*fp64"}
+_MEASURE |= {"counts": "*i32", "KIND": "constexpr", "ABS_SUM": "constexpr", "R": "constexpr"}
+_FOLD = {"sums": "*fp64", "counts": "*i32", "groups": "*i64", "inverse_scale": "*fp64"}
+_FOLD |= {"table": "*fp64", "ABS_SUM": "constexpr", "B": "constexpr"}
 
 _COUNT = {"pointers": "*i64", "chunks": "*i64", "chunk_numbers": "*i32", "edges": "*i32"}
 _COUNT |= {"counts": "*i32", "sums": "*fp64", "KIND": "constexpr", "R": "constexpr"}
@@ -57,9 +57,9 @@ def _of_target(target: GPUTarget) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def _of_gradients(target: GPUTarget) -> Iterator[tuple[str, dict[str, float]]]:
-    for smallest in (False, True) if target.arch == 90 else (True,):
+    for abs_sum in (False, True) if target.arch == 90 else (True,):
         for name, kind in KINDS.items():
-            constants = {"KIND": kind, "SMALLEST": smallest, "R": kernels.ROWS}
+            constants = {"KIND": kind, "ABS_SUM": abs_sum, "R": kernels.ROWS}
             compiled = _compiled(target, kernels.measure_chunks, _MEASURE, constants, kernels.WARPS)
             found = _resources(target, compiled)
             if target.backend == "cuda":
@@ -67,10 +67,10 @@ def _of_gradients(target: GPUTarget) -> Iterator[tuple[str, dict[str, float]]]:
                 found["instructions_per_element"] = (
                     _in_loop(compiled.asm["cubin"], ".128") / elements
                 )
-            yield (f"{name} smallest" if smallest else name), found
+            yield (f"{name} of layers" if abs_sum else name), found
     if target.arch not in (90, "gfx942"):
         return
-    constants = {"SMALLEST": True, "B": kernels.FOLD_BLOCK}
+    constants = {"ABS_SUM": True, "B": kernels.FOLD_BLOCK}
     yield (
         "fold",
         _resources(

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[5]
 VARIANTS = 2 * (3 + 1) + 1 + 3 + 1
-"""With and without the smallest magnitude, three kinds of elements and the fold; of the
+"""With and without the sum of magnitudes, three kinds of elements and the fold; of the
 distribution edges, three kinds and the fold."""
 
 

@@ -46,6 +46,7 @@ def test_a_copy_of_a_gradient_lives_until_the_kernels_were_launched(
     monkeypatch.setattr(fused, "stored_values", copied)
     launches: Any = SimpleNamespace(
         COUNTS=6,
+        SUMS=2,
         launch_measure=launch,
         launch_count=launch,
         launch_fold=lambda *_: None,
