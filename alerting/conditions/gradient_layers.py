@@ -344,7 +344,7 @@ NOTHING_TRAINED = Condition(
         Level(
             severity=Severity.WARNING,
             when=any_of(
-                _for(_RATES, "untrained_steps"),
+                _for(_RATES, "zero_rate_steps"),
                 _for(_PROBABLE, "probably_untrained_steps"),
                 _for("constant loss", "constant_loss_steps"),
             ),
@@ -364,7 +364,7 @@ NOTHING_TRAINED = Condition(
         (Quantity.GRAD_NORM,),
         (Quantity.LEARNING_RATE,),
     ),
-    knobs=(less_above("untrained_steps", "constant_loss_steps"),),
+    knobs=(less_above("untrained_steps", "zero_rate_steps", "constant_loss_steps"),),
     guidance=Guidance(
         harm="No state is damaged, but the run learns nothing and wastes compute. Critical: stop "
         "the run. Warning: investigate within the hour.",

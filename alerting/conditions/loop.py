@@ -155,6 +155,57 @@ CLIPPING_AFTER_STEP = Condition(
 )
 
 
+STEP_REPEATED = Condition(
+    name="MpAgentStepRepeated",
+    summary="The optimizer steps again with gradients that its step before has used.",
+    meaning="There is no backward in between, so the weights move twice, or more often, along the "
+    "same gradients: as with a multiple of the learning rate, and with momentum and second moments "
+    "that count every batch several times. Schedules and counters that go by optimizer steps run "
+    "ahead of the data, and mp_agent_steps_total counts each of these steps.",
+    confirm="Count the calls of optimizer.step() and of backward() in one iteration of the loop. "
+    "mp_agent_loss is absent on steps without a backward.",
+    remedies=(
+        "Call optimizer.step() once after the backwards of a step. Look for a second call in a "
+        "callback, a hook or a helper that steps as well, such as scaler.step(optimizer), "
+        "accelerator or trainer.",
+        "Call optimizer.zero_grad() right after optimizer.step(): a second step then finds no "
+        "gradients, and changes nothing.",
+    ),
+    why="step() uses the gradients that are there, whether they are new or not.",
+    levels=(
+        _lasts(
+            "step repeated",
+            "On {value|count} consecutive steps of run {run}, an optimizer stepped again, or had "
+            "just done so, with gradients that its step before had used: there was no backward in "
+            "between.",
+        ),
+    ),
+    quiet=("a step that is repeated now and then",),
+    needs=((Quantity.LOOP,),),
+    knobs=(less_above("loop_mistake_steps"),),
+    guidance=Guidance(
+        harm="No state is damaged, but the run trains with another learning rate and momentum than "
+        "it was given. Fix the loop within the hour, and go on from a checkpoint of before the "
+        "first such step.",
+        query=_query("step repeated"),
+        reading="The number of consecutive steps of which at least every second used gradients "
+        "again.",
+        causes=(
+            "optimizer.step() both in the loop and in a callback, a hook or a helper.",
+            "scaler.step(optimizer) followed by optimizer.step().",
+            "optimizer.step() in a loop over parameter groups, models or losses that share one "
+            "optimizer.",
+        ),
+        false_positives=(
+            "A line search by hand that steps, restores the weights, and steps again with another "
+            "learning rate: raise loop_mistake_steps for it.",
+        ),
+        samples=("order_of_the_loop",),
+        panels=(panels.LEARNING_RATE, panels.LOSS),
+    ),
+)
+
+
 LEFT_IN_EVALUATION = Condition(
     name="MpAgentLeftInEvaluation",
     summary="The model was left in evaluation mode, and is trained in it.",
@@ -255,6 +306,7 @@ CONDITIONS = (
     GRADIENTS_ADD_UP,
     GRADIENTS_DISCARDED,
     CLIPPING_AFTER_STEP,
+    STEP_REPEATED,
     LEFT_IN_EVALUATION,
     AUTOCAST_WITHOUT_EFFECT,
 )

@@ -314,6 +314,7 @@ def _step_values(rank: int, sequence: int, changes: Values) -> FloatArray:
         "backwards_discarded": nan,
         "late_clipping": nan,
         "left_in_evaluation": nan,
+        "step_repeated": nan,
         "local_grad_nonfinite_backward": nan,
         "loss_factor": 1.0,
         "gradient_factor": 1.0,

@@ -167,8 +167,8 @@ PARAMETERS_UNHELD = gauge(
     "mp_agent.parameters.unheld",
     "{parameter}",
     help="Parameters of modules in training mode that get gradients and that no optimizer holds, "
-    "nor anything else changes, as two looks have found them: at steps 1 and 10, and then at least "
-    "32 steps apart.",
+    "nor anything else changes, as two looks have found them: at steps 1, 10 and 34, and then at "
+    "least 32 steps apart.",
     read=lambda run: run.trained.unheld,
 )
 UNHELD_PARAMETERS_INFO = info(

@@ -292,9 +292,10 @@ UNTRAINED_STEPS = gauge(
     "{step}",
     labels=("reason",),
     help="Consecutive steps in which the model cannot have learned anything: `all gradients "
-    "0`, `no gradients`, `learning rate 0`, `loss 0 with non-finite gradients`, `loss 0` "
-    "(after losses above 0 from the first on), `constant loss` (within 0.01 %), `constant loss "
-    "and gradient norm`. Absent where a falling loss shows otherwise.",
+    "0`, `no gradients`, `learning rate 0` (of the first parameter group), `all learning rates "
+    "0`, `loss 0 with non-finite gradients`, `loss 0` (after losses above 0 from the first on), "
+    "`constant loss` (within 0.01 %), `constant loss and gradient norm`. Absent where a falling "
+    "loss shows otherwise.",
     read=lambda run: {(reason,): float(steps) for reason, steps in run.learning.untrained.items()},
 )
 GRAD_NONFINITE_REPEATED = counter(
@@ -340,8 +341,9 @@ LOOP_MISTAKE_STEPS = gauge(
     help="Consecutive steps, skipped ones left out, on which the training loop made a mistake: "
     "`gradients add up` (an optimizer used those of its step before again, which were not "
     "cleared), `gradients discarded` (those of whole backwards were cleared before any step had "
-    "used them), `clipping after the step` (of gradients that it had used), `evaluation mode` (of "
-    "a model that was trained in training mode before).",
+    "used them), `clipping after the step` (of gradients that it had used), `step repeated` (the "
+    "step, or the one before, used the gradients of the one before it again, with no backward in "
+    "between), `evaluation mode` (of a model that was trained in training mode before).",
     read=lambda run: {(mistake,): float(steps) for mistake, steps in run.loop.steps.items()},
 )
 AUTOCAST_FP32_SAMPLES = gauge(

@@ -219,6 +219,13 @@ TRAINING_THRESHOLDS = (
         meaning="consecutive steps without possible learning after which nothing is trained",
     ),
     Threshold(
+        name="zero_rate_steps",
+        value=32.0,
+        unit="{step}",
+        meaning="the same where all learning rates are 0, which no schedule is meant to be for "
+        "more than a few steps",
+    ),
+    Threshold(
         name="probably_untrained_steps",
         value=192.0,
         unit="{step}",

@@ -21,6 +21,7 @@ from mp_agent.records.columns import (
     LEARNING_RATES_ZERO,
     LEFT_IN_EVALUATION,
     ROUNDED_RATIO,
+    STEP_REPEATED,
     UNCHANGED_PARAMETERS,
     UNHELD_PARAMETERS,
 )
@@ -285,6 +286,7 @@ MISTAKES: Mapping[str, str] = {
     GRADIENTS_ADD_UP: "gradients add up",
     BACKWARDS_DISCARDED: "gradients discarded",
     LATE_CLIPPING: "clipping after the step",
+    STEP_REPEATED: "step repeated",
     LEFT_IN_EVALUATION: "evaluation mode",
 }
 """What a step column that is above 0 shows."""

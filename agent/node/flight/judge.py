@@ -29,7 +29,12 @@ SCRAPE_SECONDS = 15.0
 _JUDGEMENTS_PER_GAP = 240
 _QUIET_SCRAPES = 2
 """Between two judgements while nothing holds and no counter of trouble moves."""
-_UNTRAINED = ("untrained_steps", "probably_untrained_steps", "constant_loss_steps")
+_UNTRAINED = (
+    "untrained_steps",
+    "zero_rate_steps",
+    "probably_untrained_steps",
+    "constant_loss_steps",
+)
 _ROUTINE = frozenset(("mp_agent.steps",))
 """Counters that move with every step of any run."""
 

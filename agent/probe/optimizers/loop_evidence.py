@@ -25,10 +25,13 @@ class GradientUse:
 
     adds_up: whether its last step used, besides new gradients, those of the step before: 1 or 0,
     on a device where that depends on their numbers; None where it is not known.
+    repeats: whether its last step, or the one before, used the gradients of the step before that
+    again, unchanged, with no backward in between.
     """
 
     def __init__(self) -> None:
         self.adds_up: Scalar | None = None
+        self.repeats = False
         self.steps_adding_up = 0
         """Consecutive ones, by all that is known without reading numbers."""
         self.remains: Scalar | None = None
@@ -39,6 +42,13 @@ class GradientUse:
         self._kept = False
         """The gradients that the last step has used are there; backwards may have added to them."""
         self._added = False
+        self._again = False
+        """The last step used what the one before had used."""
+        self._used: list[weakref.ref[torch.Tensor]] = []
+        """The gradients of backwards that the last step has used, if nothing can have made others.
+
+        Whether they are the same tensors `id` does not show: a new one may get that of one gone.
+        """
         self._clearing = False
         self._addresses: list[int] = []
 
@@ -70,6 +80,10 @@ class GradientUse:
         """Expect `zero_grad` to clear them."""
         self._clearing = True
 
+    def may_change(self) -> None:
+        """Expect gradients to be changed by what torch does not count, as replayed graphs do."""
+        self._used = []
+
     def backward_begins(self) -> bool:
         """Return whether the gradients that the last event has left were cleared since."""
         now, before = self._states(), self._seen
@@ -79,7 +93,7 @@ class GradientUse:
             for old, new in zip(before, now, strict=True)
         )
         self._kept &= not changed
-        self._seen, self._clearing, self.remains = now, False, None
+        self._seen, self._clearing, self.remains, self._used = now, False, None, []
         return cleared
 
     def backward_ended(self) -> bool:
@@ -99,7 +113,15 @@ class GradientUse:
             self.adds_up, self.steps_adding_up = 0.0, 0
         if (not self._seen or None in self._seen) and (found := plan()) is not None:
             self._parameters = tuple(map(weakref.ref, _inspected(found.slots)))
-        self._seen, self._added = self._states(), False
+        before, self._seen = self._seen, self._states()
+        same = bool(self._used) and self._seen == before
+        again = same and all(ref() is not None for ref in self._used)
+        self.repeats, self._again = again or self._again, again
+        if not again:
+            held = [each for ref in self._parameters if (each := ref()) is not None]
+            used = [each.grad for each in held if self._added and each.grad is not None]
+            self._used = list(map(weakref.ref, used))
+        self._added = False
         self._kept = any(state is not None for state in self._seen)
 
     def _states(self) -> list[_State | None]:

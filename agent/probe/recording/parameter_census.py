@@ -30,6 +30,8 @@ from mp_agent.records.schema import CUT_OFF, UNHELD
 from mp_agent.records.text import as_utf8
 
 _LOOKS_APART_STEPS = 32
+_EARLY_APART_STEPS = 24
+"""Between the second look and the third, which a mistake from the start is to be found by."""
 _LOOKS_SHARE = 0.001
 """Share of the time that looks of one kind take, at most."""
 _LOOKS_SECONDS_PER_STEP = 20e-6
@@ -41,8 +43,8 @@ _SOON_STEPS = 9
 class Looks:
     """Says on which steps to look at something next, by what looking has cost.
 
-    due: the next step on which to look: the first and the tenth, and then one in 32 or more. A look
-    that is to be followed up soon and the one that does so cost as much as one.
+    due: the next step on which to look: the first, the tenth, 24 steps later, and then one in 32 or
+    more. A look that is to be followed up soon and the one that does so cost as much as one.
     """
 
     def __init__(self) -> None:
@@ -62,7 +64,7 @@ class Looks:
         """Note that a look of step `sequence` has ended; soon: the next one is to follow it up."""
         now_seconds = perf_counter()
         self._spent_seconds += now_seconds - self._begun_seconds
-        apart_steps = _LOOKS_APART_STEPS
+        apart_steps = _LOOKS_APART_STEPS if sequence > 1 + _SOON_STEPS else _EARLY_APART_STEPS
         if self._last is None or soon:
             apart_steps = _SOON_STEPS
         else:

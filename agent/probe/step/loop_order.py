@@ -22,6 +22,7 @@ from mp_agent.records.columns import (
     BACKWARDS_DISCARDED,
     GRADIENTS_ADD_UP,
     LEFT_IN_EVALUATION,
+    STEP_REPEATED,
 )
 
 _LOOK_INTERVAL_STEPS = 16
@@ -76,6 +77,11 @@ class LoopOrder:
         if holders and not in_closure:
             self._passes = [*self._passes[1 - _PASSES_AT_MOST :], _Pass(self._line, holders)]
 
+    def gradients_may_change(self, known: Iterable[WatchedOptimizer]) -> None:
+        """Expect other gradients in the same tensors: those of a backward that is not followed."""
+        for each in known:
+            each.use.may_change()
+
     def script_changes_gradients(self) -> None:
         """Note that the step uses other gradients than backward has made, by the script's hand."""
         self._changed_by_script = True
@@ -116,6 +122,8 @@ class LoopOrder:
         watched.use.used(watched.plan)
         if (adds_up := _any_of(each.use.adds_up for each in known)) is not None:
             step.scalars[GRADIENTS_ADD_UP] = adds_up
+        if watched.use.repeats:
+            step.scalars[STEP_REPEATED] = 1.0
 
     def _note_discarded(self, watched: WatchedOptimizer, step: OpenStep) -> None:
         """Compare the backwards that an optimizer has used with those that none has."""

@@ -137,6 +137,7 @@ class BackwardTracking:
             context.parts.backward_begins()
             self._step_end.begin_next_pass()
         if inputs is not None and not self._reaches(inputs):
+            context.order.gradients_may_change(context.registry.roles.watched)
             return
         context.boundaries.gradients_change(thread.measures if other_model else None)
         if not other_model:

@@ -303,6 +303,7 @@ class GraphSteps:
         """End the step replayed before, and begin those that `graph` contains."""
         context = self._context
         context.recorder.collect()
+        context.order.gradients_may_change(context.registry.roles.watched)
         stepping = self._graphs.steps_of(graph)
         if stepping is None:
             self._unknown_replays = True

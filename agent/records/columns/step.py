@@ -14,6 +14,7 @@ AUTOCAST_FP32_SHARE = "autocast_fp32_share"
 UNHELD_PARAMETERS = "unheld_parameters"
 UNCHANGED_PARAMETERS = "unchanged_parameters"
 CUT_OFF_PARAMETERS = "cut_off_parameters"
+STEP_REPEATED = "step_repeated"
 LEARNING_RATES_ZERO = "learning_rates_zero"
 LOWEST_LEARNING_RATE = "lowest_learning_rate"
 ROUNDED_RATIO = "rounded_ratio"
@@ -197,6 +198,12 @@ COMMON_STEP_COLUMNS = (
         "parameters without gradient of modules that ran, in training mode, before all modules "
         "that get gradients, where the first of these got a tensor of the shape that they "
         "returned, without gradient; on some steps, from the third look on",
+    ),
+    Column(
+        STEP_REPEATED,
+        Algebra.MAX,
+        "1 if an optimizer's step, or its step before, used the gradients of the step before that "
+        "again, unchanged, with no backward in between; absent if not",
     ),
 )
 """What every rank knows of a step as a whole."""

@@ -42,6 +42,12 @@ _CLIPPED_LATE = _lasting(
     "clipping after the step",
     "On 91 consecutive steps, run demo clipped gradients that its step had used already.",
 )
+_REPEATED = _lasting(
+    "a callback that steps again",
+    "step repeated",
+    "On 91 consecutive steps of run demo, an optimizer stepped again, or had just done so, with "
+    "gradients that its step before had used: there was no backward in between.",
+)
 _EVALUATION = _lasting(
     "eval() for a validation, and no train() after it",
     "evaluation mode",
@@ -85,6 +91,10 @@ EXAMPLES = {
     "MpAgentClippingAfterStep": Examples(
         firing=(_CLIPPED_LATE,),
         quiet=(_brief("clipping after a step now and then", "clipping after the step"),),
+    ),
+    "MpAgentStepRepeated": Examples(
+        firing=(_REPEATED,),
+        quiet=(_brief("a step that is repeated now and then", "step repeated"),),
     ),
     "MpAgentLeftInEvaluation": Examples(
         firing=(_EVALUATION,),

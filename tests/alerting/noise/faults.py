@@ -14,6 +14,7 @@ from mp_agent.records.columns import (
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
     LEFT_IN_EVALUATION,
+    STEP_REPEATED,
 )
 from mp_agent.records.steps import EndReason, Phase
 from mp_agent.records.tensor_collections import packed
@@ -847,6 +848,13 @@ FAULTS = (
         what="clipping after the step",
         script=partial(_in_the_loop, column=LATE_CLIPPING),
         expected={"MpAgentClippingAfterStep": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="step-repeated",
+        what="a callback steps again with the same gradients",
+        script=partial(_in_the_loop, column=STEP_REPEATED),
+        expected={"MpAgentStepRepeated": "warning"},
         minutes=35,
     ),
     Scenario(

@@ -17,6 +17,7 @@ from mp_agent.records.columns import (
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
     LEFT_IN_EVALUATION,
+    STEP_REPEATED,
 )
 from tests.agent.probe.watching import watched
 from tests.gloo import process_group
@@ -249,7 +250,158 @@ def asks_for_the_norm_after_the_step() -> None:
     clip_late(lambda parameters: nn.utils.clip_grad_norm_(parameters, math.inf))
 
 
-def gan(order: str, *, clears: bool = True, eval_at: int | None = None) -> None:
+def repeat(
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
+    between: Callable[[nn.Module, torch.optim.Optimizer, int], object] = lambda *_: None,
+    times: int = 2,
+) -> None:
+    """Step several times after each backward; between: what is done before each further step."""
+    model = classifier()
+    optimizer = optimizer_of(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+        for again in range(1, times):
+            between(model, optimizer, 100 * step + again)
+            optimizer.step()
+
+
+def adam(model: nn.Module) -> torch.optim.Adam:
+    return torch.optim.Adam(model.parameters())
+
+
+@wrong(STEP_REPEATED)
+def steps_twice() -> None:
+    repeat(sgd)
+
+
+@wrong(STEP_REPEATED)
+def steps_three_times_with_adam() -> None:
+    repeat(adam, times=3)
+
+
+@wrong(STEP_REPEATED)
+def steps_after_the_scaler_has() -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, step)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.step()
+
+
+@wrong(STEP_REPEATED)
+def the_critic_steps_twice() -> None:
+    gan("turns", critic_steps=2)
+
+
+@healthy
+def steps_again_after_another_backward() -> None:
+    repeat(sgd, lambda model, optimizer, step: loss_of(model, step).backward())
+
+
+@healthy
+def steps_again_with_cleared_gradients() -> None:
+    repeat(sgd, lambda model, optimizer, step: optimizer.zero_grad())
+
+
+@healthy
+def steps_again_with_changed_gradients() -> None:
+    repeat(adam, lambda model, optimizer, step: [gradient_of(p).neg_() for p in model.parameters()])
+
+
+@healthy
+def steps_again_with_gradients_that_no_backward_made() -> None:
+    """The new tensors may well get the `id` of those that are gone."""
+
+    def replace(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        parameters = list(model.parameters())
+        found = torch.autograd.grad(loss_of(model, step), parameters)
+        for parameter, gradient in zip(parameters, found, strict=True):
+            parameter.grad = None
+            parameter.grad = gradient.clone()
+
+    repeat(adam, replace)
+
+
+@healthy
+def steps_repeated_now_and_then() -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        for _ in range(3 if step % 20 == 0 else 1):
+            optimizer.step()
+
+
+def step_copies(copy: Callable[[Tensor, Tensor], object]) -> None:
+    """Step FP32 copies of the weights, whose gradients are kept and written over."""
+    model = classifier()
+    copies = [each.detach().clone().requires_grad_() for each in model.parameters()]
+    optimizer = torch.optim.SGD(copies, lr=0.05)
+    for step in range(STEPS):
+        model.zero_grad()
+        loss_of(model, step).backward()
+        for copied, each in zip(copies, model.parameters(), strict=True):
+            copied.grad = torch.zeros_like(copied) if copied.grad is None else copied.grad
+            copy(copied.grad, gradient_of(each))
+        optimizer.step()
+        with torch.no_grad():
+            for copied, each in zip(copies, model.parameters(), strict=True):
+                each.copy_(copied)
+
+
+@healthy
+def copies_whose_gradients_are_written() -> None:
+    step_copies(lambda own, gradient: own.copy_(gradient))
+
+
+@healthy
+def copies_whose_gradient_data_are_written() -> None:
+    step_copies(lambda own, gradient: own.data.copy_(gradient))
+
+
+class Wrapped(torch.optim.Optimizer):
+    """Steps the optimizer that it was given, as Lookahead does."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+@healthy
+def an_optimizer_within_an_optimizer() -> None:
+    repeat(lambda model: Wrapped(sgd(model)), times=1)
+
+
+@wrong(STEP_REPEATED)
+def an_optimizer_within_an_optimizer_steps_twice() -> None:
+    repeat(lambda model: Wrapped(sgd(model)))
+
+
+@healthy
+def weights_move_without_gradients() -> None:
+    """Zeroth order: two forwards at perturbed weights, and no backward."""
+    model = classifier()
+    optimizer = sgd(model)
+    for _ in range(STEPS):
+        with torch.no_grad():
+            for each in model.parameters():
+                each.add_(1e-3 * torch.randn_like(each))
+        optimizer.step()
+
+
+def gan(
+    order: str, *, clears: bool = True, eval_at: int | None = None, critic_steps: int = 1
+) -> None:
     """Train a GAN whose generator's backward makes gradients of the critic as well."""
     generator, critic = classifier(), nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 1))
     of_generator, of_critic = (
@@ -265,7 +417,8 @@ def gan(order: str, *, clears: bool = True, eval_at: int | None = None) -> None:
         (critic(real) - critic(fake.detach())).mean().backward()
         if order == "interleaved":
             of_generator.step()
-        of_critic.step()
+        for _ in range(critic_steps):
+            of_critic.step()
         if order != "interleaved" and (order != "many" or step % 5 == 0):
             of_generator.zero_grad()
             critic(generator(batch(step)[0])).mean().backward()

@@ -375,7 +375,7 @@ def detached_behind_tied_weights() -> Iterator[int]:
 def test_layers_cut_off_behind_tied_weights_are_named(see):
     seen = see(detached_behind_tied_weights)
 
-    assert seen.first_steps[f"{CUT_OFF},warning"] <= 60
+    assert seen.first_steps[f"{CUT_OFF},warning"] <= 40
     names = "layers.0.weight, layers.0.bias, layers.1.weight, layers.1.bias"
     assert seen.names("cut_off_parameters_info") == names
 
@@ -400,7 +400,7 @@ def through(
 def test_layers_whose_output_is_cut_off_are_named(see, loop):
     seen = see(loop)
 
-    assert seen.first_steps[f"{CUT_OFF},warning"] <= 60
+    assert seen.first_steps[f"{CUT_OFF},warning"] <= 40
     assert seen.names("cut_off_parameters_info") == "0.weight, 0.bias"
     assert seen.alerts.isdisjoint({UNHELD, UNCHANGED})
 

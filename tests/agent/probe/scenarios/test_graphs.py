@@ -102,6 +102,23 @@ def test_gradients_of_a_replayed_backward_are_measured_and_its_loss_is_named(wat
     assert contents.state.probe_errors == 0
 
 
+def test_a_replayed_backward_writes_new_gradients_into_the_same_tensors(watch, device):
+    watched, model, graph = watch(), make_model(), Graph()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    by_backward, by_replay, by_nothing = "backward", "replay", ""
+    for made in (*[by_backward] * 3, *[by_replay] * 2, by_backward, by_nothing):
+        if made == by_backward:
+            model.zero_grad()
+            make_loss(model).backward()
+        elif made == by_replay:
+            graph.replay()
+        optimizer.step()
+        device.run()
+    watched.probe.flush()
+    repeated = watched.read().column("step_repeated")
+    assert [value == 1.0 for value in repeated] == [False] * 6 + [True]
+
+
 def test_the_run_does_not_look_stalled(watch, device):
     watched, loop = watch(), Loop(device)
     stamps = []

@@ -14,12 +14,19 @@ from mp_agent.records.columns import (
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
     LEFT_IN_EVALUATION,
+    STEP_REPEATED,
 )
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import RingContents, read_ring
 from tests.agent.probe.scenarios.loop_orders import HEALTHY, OF_RANKS, RANKS, WRONG, train_ranks
 
-_STREAKS = (GRADIENTS_ADD_UP, BACKWARDS_DISCARDED, LATE_CLIPPING, LEFT_IN_EVALUATION)
+_STREAKS = (
+    GRADIENTS_ADD_UP,
+    BACKWARDS_DISCARDED,
+    LATE_CLIPPING,
+    LEFT_IN_EVALUATION,
+    STEP_REPEATED,
+)
 _STEPS, _SAMPLES = int(DEFAULTS["loop_mistake_steps"]), int(DEFAULTS["autocast_fp32_samples"])
 
 pytestmark = pytest.mark.slow
