@@ -279,9 +279,13 @@ class SingleRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchHealth:
-    """What is wrong with the batches; None for what is not."""
+    """What is wrong with the batches; None for what is not.
+
+    doubled: of the last pairs of steps, those with the same batch, that several workers delivered.
+    """
 
     repeated: RepeatedBatch | None = None
+    doubled: int = 0
     shared: SharedBatches | None = None
     single: SingleRows | None = None
 

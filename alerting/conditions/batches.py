@@ -34,7 +34,7 @@ SAME_BATCH = Condition(
             description="The model of run {run} got the same batch at every look over "
             "{value|count} steps.{mp_agent_repeated_batch_info| Seen: |ranks step} Other batches "
             "were there; overfitting one batch on purpose looks the same.",
-            reason="No delay: three pairs of steps, 16 steps apart, had one and the same batch.",
+            reason="No delay: three pairs of steps, 13 steps apart, had one and the same batch.",
         ),
     ),
     quiet=("a training on all data at once, which has no other batch",),
@@ -44,7 +44,7 @@ SAME_BATCH = Condition(
         "it and correct the loop, unless that is on purpose.",
         query='mp_agent_batch_repeated_steps{run="RUN"} > 0',
         reading="The number of steps since the model first got that batch. The first tensors of "
-        "the first forward are compared by a few of their elements, on two steps of every 16. "
+        "the first forward are compared by a few of their elements, on two steps of every 13. "
         "It counts only if a DataLoader with several batches delivered, or other batches came "
         "before: a training on all of its data at once repeats them, too.",
         causes=(
@@ -56,6 +56,52 @@ SAME_BATCH = Condition(
         false_positives=(
             "One batch that is overfitted on purpose.",
             "A model whose inputs are constants, while what varies enters the loss elsewhere.",
+        ),
+        samples=("shard_data",),
+        panels=(panels.BATCHES, panels.LOSS),
+    ),
+)
+
+
+WORKERS_REPEAT_BATCHES = Condition(
+    name="MpAgentWorkersRepeatBatches",
+    summary="Workers of a DataLoader deliver the same batches: each reads the whole stream.",
+    meaning="Every batch comes once from each worker: an epoch is as many times as long as the "
+    "data, consecutive steps use the same samples, and the model overfits them.",
+    confirm="Print the batches of two steps in a row, with num_workers=0 as well: with one process "
+    "they differ.",
+    remedies=(
+        "In __iter__ of the IterableDataset, let each worker read its own part: "
+        "torch.utils.data.get_worker_info() has id and num_workers, as in islice(samples, id, "
+        "None, num_workers).",
+        "Several ranks and workers: part k of n with k = rank * num_workers + id and n = "
+        "world_size * num_workers.",
+        "Or set num_workers=1.",
+    ),
+    why="Each worker gets a copy of the dataset. Of one with an index the loader gives each worker "
+    "other indices; of a stream it cannot.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=happened(Series(metric=batches.DOUBLED_PAIRS)),
+            description="Of the last eight pairs of consecutive steps of run {run} that were "
+            "looked at, {value|count} had the same batch twice, delivered by several workers that "
+            "read an IterableDataset.",
+            reason="No delay: two of at most eight pairs of steps, 13 steps apart, had the same "
+            "batch.",
+        ),
+    ),
+    quiet=("a stream that its workers divide",),
+    needs=((Quantity.BATCHES,),),
+    guidance=Guidance(
+        harm="No state is damaged; the run trains on less data than it counts, several times in a "
+        "row. Correct the dataset within the day.",
+        query='mp_agent_batch_doubled_pairs{run="RUN"} > 0',
+        reading="How many of the last eight pairs of neighbouring steps had the same batch. The "
+        "first tensors of the first forward are compared by a few of their elements.",
+        causes=("__iter__ of an IterableDataset that does not ask get_worker_info().",),
+        false_positives=(
+            "A stream that is to give each batch several times in a row, by several workers.",
         ),
         samples=("shard_data",),
         panels=(panels.BATCHES, panels.LOSS),
@@ -250,5 +296,5 @@ RANK_LOSS_UNLIKE = Condition(
 )
 
 
-CONDITIONS = (SAME_BATCH, RANKS_SHARE_BATCHES, SINGLE_ROW_BATCH)
+CONDITIONS = (SAME_BATCH, WORKERS_REPEAT_BATCHES, RANKS_SHARE_BATCHES, SINGLE_ROW_BATCH)
 OF_RANK_LOSSES = (RANK_LOSS_OUTLIERS, RANK_LOSS_UNLIKE)

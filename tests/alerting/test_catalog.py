@@ -48,6 +48,7 @@ _SEVERITIES = {
     "MpAgentGradientsAddUp": (_W,),
     "MpAgentGradientsDiscarded": (_W,),
     "MpAgentClippingAfterStep": (_W,),
+    "MpAgentWorkersRepeatBatches": (_W,),
     "MpAgentStepRepeated": (_W,),
     "MpAgentLeftInEvaluation": (_W,),
     "MpAgentAutocastWithoutEffect": (_W,),

@@ -32,7 +32,7 @@ REPEATED_STEPS = gauge(
     "mp_agent.batch.repeated.steps",
     "{step}",
     help="Steps since the model first got the batch that it has got at every look since then, "
-    "once it is sure that there are other batches; else 0. Two steps of every 16 are looked at.",
+    "once it is sure that there are other batches; else 0. Two steps of every 13 are looked at.",
     read=lambda run: 0.0 if run.batches.repeated is None else float(run.batches.repeated.steps),
 )
 REPEATED = info(
@@ -41,11 +41,19 @@ REPEATED = info(
     help="The ranks whose model gets one and the same batch, and the first step that is known.",
     read=_repeated,
 )
+DOUBLED_PAIRS = gauge(
+    "mp_agent.batch.doubled.pairs",
+    "{pair}",
+    help="Of the last eight pairs of neighbouring steps that were looked at, those with the same "
+    "batch, another one than at the look before, where the workers of a DataLoader over an "
+    "IterableDataset had delivered one for each; 0 below two.",
+    read=lambda run: float(run.batches.doubled),
+)
 SHARED_STEPS = gauge(
     "mp_agent.batch.shared.steps",
     "{step}",
     help="Steps since ranks that average their gradients have had the same batches at every "
-    "look, once that is sure; else 0. Two steps of every 16 are looked at.",
+    "look, once that is sure; else 0. Two steps of every 13 are looked at.",
     read=lambda run: 0.0 if run.batches.shared is None else float(run.batches.shared.steps),
 )
 SHARED = info(
@@ -71,6 +79,7 @@ SINGLE_ROW = info(
 BATCH_METRICS = (
     REPEATED_STEPS,
     REPEATED,
+    DOUBLED_PAIRS,
     SHARED_STEPS,
     SHARED,
     SINGLE_ROW_RANKS,

@@ -16,8 +16,11 @@ _PAIRS = 3
 """Pairs of steps with one and the same batch that are no epochs over a buffer: 33 steps or more."""
 _LOOKS = 4
 """Steps looked at, in a row, after which ranks have the same batches, or single rows."""
+_OF_WORKERS = 2.0
 _CHANGES = 4
 """Steps looked at with another batch than before, after which a run is one of many batches."""
+_DOUBLES, _DOUBLE_PAIRS = 2, 8
+"""Pairs of steps with the same batch, among the last ones, that are not by chance."""
 _USUAL_LOOKS = 6
 """Steps looked at with as many rows, but for one, after which that is usual."""
 _USUAL_ROWS = 4.0
@@ -53,6 +56,8 @@ class BatchTracker(Tracker):
     """Whether any of the last repeats is of the same memory."""
     any_loaded: bool = False
     """Whether such a loader has ever delivered."""
+    doubled: list[bool] = field(default_factory=list)
+    """Of the last pairs, whether workers have delivered for both the same batch, a new one."""
     alike: list[int] = field(default_factory=list)
     """Ranks that had the batch of another one at every look since `alike_step`."""
     alike_looks: int = 0
@@ -76,28 +81,38 @@ class BatchTracker(Tracker):
 
     def view(self) -> BatchHealth:
         """Return what is sure."""
-        return BatchHealth(repeated=self._repeated(), shared=self._shared(), single=self._single())
+        doubled = sum(self.doubled)
+        return BatchHealth(
+            repeated=self._repeated(),
+            doubled=doubled if doubled >= _DOUBLES else 0,
+            shared=self._shared(),
+            single=self._single(),
+        )
 
     def _fold_repeats(self, step: MergedStep) -> None:
-        any_repeat = False
+        any_repeat = is_new = False
         for rank, digest in _digests(step).items():
             streak = self.streaks.get(rank)
             if streak is not None and streak.digest == digest:
                 neighbour = step.sequence == streak.sequence + 1
                 streak.pairs, streak.sequence = streak.pairs + neighbour, step.sequence
                 any_repeat |= neighbour
+                is_new |= neighbour and streak.pairs == 1
                 continue
             self.changes[rank] = self.changes.get(rank, -1) + 1
             self.streaks[rank] = _Streak(
                 digest=digest, begin=step.step, sequence=step.sequence, first=streak is None
             )
+        loaded = step.columns.get(BATCH_LOADED)
+        if step.sequence % BATCH_INTERVAL_STEPS:
+            doubled = is_new and loaded == _OF_WORKERS
+            self.doubled = [*self.doubled[1 - _DOUBLE_PAIRS :], doubled]
         if not any_repeat:
             if step.sequence % BATCH_INTERVAL_STEPS:
                 self.loaded, self.kept = True, False
             return
-        loaded = step.columns.get(BATCH_LOADED)
         self.any_loaded |= loaded is not None
-        self.loaded &= loaded == 1.0
+        self.loaded &= bool(loaded)
         self.kept |= step.flag(BATCH_KEPT)
 
     def _repeated(self) -> RepeatedBatch | None:

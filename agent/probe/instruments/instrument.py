@@ -14,6 +14,7 @@ from zlib import crc32
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 from torch.utils.hooks import RemovableHandle
 
 from mp_agent.probe import accelerator
@@ -257,6 +258,8 @@ class Loaders:
         """By sampler, whether it makes more than one batch."""
         self.delivered = 0
         """Batches of such loaders."""
+        self.from_workers = False
+        """Whether the last one is of a stream that several workers read."""
 
     def loads(self, iterator: Any) -> None:
         """Count a batch of an iterator over a loader."""
@@ -264,6 +267,8 @@ class Loaders:
         if sampler not in self._several:
             self._several[sampler] = _has_several(sampler)
         self.delivered += self._several[sampler]
+        several_workers = iterator._num_workers > 1
+        self.from_workers = several_workers and isinstance(iterator._dataset, IterableDataset)
 
 
 def _has_several(sampler: Any) -> bool:
@@ -347,7 +352,8 @@ class Batches(Instrument):
         if self._awaited % BATCH_INTERVAL_STEPS and self._before is not None:
             self._found[BATCH_KEPT] = float(self._before() is memory)
             if delivered:
-                self._found[BATCH_LOADED] = float(delivered > self._delivered_before)
+                new, of_workers = delivered > self._delivered_before, self._loaders.from_workers
+                self._found[BATCH_LOADED] = float(new * (1 + of_workers))
         self._before, self._delivered_before = weakref.ref(memory), delivered
 
     def _digest(self, tensors: Sequence[torch.Tensor]) -> Scalar | None:

@@ -22,8 +22,9 @@ BATCH_DIGEST = "batch_digest"
 BATCH_ROWS = "batch_rows"
 BATCH_KEPT = "batch_kept"
 BATCH_LOADED = "batch_loaded"
-BATCH_INTERVAL_STEPS = 16
-"""Steps whose number is a multiple of this are looked at, and those that follow them."""
+BATCH_INTERVAL_STEPS = 13
+"""Steps whose number is a multiple of this are looked at, and those that follow them. Odd, so that
+of batches that come in pairs a look has both, now and then."""
 
 COMMON_STEP_COLUMNS = (
     Column("loss", Algebra.MEAN, "sum over the backwards of the step; absent when not finite"),
@@ -171,19 +172,20 @@ COMMON_STEP_COLUMNS = (
         BATCH_DIGEST,
         Algebra.OWN,
         "digest, modulo 2^32, of a few elements of the tensors that the model got in its first "
-        "forward, and of their shapes; on every 16th step and the one after",
+        "forward, and of their shapes; on every 13th step and the one after",
     ),
     Column(BATCH_ROWS, Algebra.OWN, "size of the first of them along its first dimension"),
     Column(
         BATCH_KEPT,
         Algebra.MIN,
-        "1 if it is the same memory as on the step before, else 0; on every 16th step plus one",
+        "1 if it is the same memory as on the step before, else 0; on every 13th step plus one",
     ),
     Column(
         BATCH_LOADED,
         Algebra.MAX,
         "1 if a DataLoader with several batches has delivered one since the first forward of the "
-        "step before, 0 if not since then; absent where none ever has. On the same steps",
+        "step before, 2 if that is of an IterableDataset that several workers read, 0 if not since "
+        "then; absent where none ever has. On the same steps",
     ),
     Column(LOWEST_LEARNING_RATE, Algebra.MIN, "learning_rate, where ranks have different ones"),
     Column(

@@ -26,6 +26,25 @@ _ALL_AT_ONCE = Example(
     tracks=(Track(batches.REPEATED_STEPS, (0,)), Track(run.LOSS, (1.0, 0.9, 0.8, 0.7))),
 )
 
+_DOUBLED = Example(
+    title="an IterableDataset that two workers read from beginning to end",
+    minutes=8,
+    tracks=(Track(batches.DOUBLED_PAIRS, (*flat(0, 3), 3, 4, 0)),),
+    fires={
+        Severity.WARNING: "Of the last eight pairs of consecutive steps of run demo that were "
+        "looked at, 4 had the same batch twice, delivered by several workers that read an "
+        "IterableDataset."
+    },
+    at=4,
+    not_yet=(2, 7),
+)
+
+_DIVIDED = Example(
+    title="a stream that its workers divide",
+    minutes=6,
+    tracks=(Track(batches.DOUBLED_PAIRS, (0,)),),
+)
+
 _SHARED = Example(
     title="a DataLoader without a DistributedSampler on two ranks",
     minutes=8,
@@ -119,6 +138,7 @@ _SCATTERED = Example(
 
 EXAMPLES = {
     "MpAgentSameBatch": Examples(firing=(_STUCK,), quiet=(_ALL_AT_ONCE,)),
+    "MpAgentWorkersRepeatBatches": Examples(firing=(_DOUBLED,), quiet=(_DIVIDED,)),
     "MpAgentRanksShareBatches": Examples(firing=(_SHARED,), quiet=(_TENSOR_PARALLEL,)),
     "MpAgentSingleRowBatch": Examples(firing=(_SINGLE,), quiet=(_LAST_OF_EPOCH,)),
     "MpAgentRankLossOutliers": Examples(firing=(_OUTLIERS,), quiet=(_SCATTERED,)),

@@ -266,6 +266,10 @@ def _shared_batches(step: int, rank: int) -> Mapping[str, float]:
     return {"batch_digest": float(4 * step)}
 
 
+def _doubled_batches(step: int, rank: int) -> Mapping[str, float]:
+    return {"batch_digest": float(4 * ((step + 1) // 2) + rank), "batch_loaded": 2.0}
+
+
 def _single_rows(step: int, rank: int) -> Mapping[str, float]:
     return {"batch_rows": 1.0} if rank == 2 else {}
 
@@ -746,6 +750,14 @@ FAULTS = (
         ranks=4,
         facts={"data_ranks": "0-3"},
         expected={"MpAgentSameBatch": "warning"},
+    ),
+    Scenario(
+        name="doubled-batches",
+        what="two workers of each rank deliver every batch",
+        script=partial(_other_batches, _doubled_batches),
+        ranks=4,
+        facts={"data_ranks": "0-3"},
+        expected={"MpAgentWorkersRepeatBatches": "warning"},
     ),
     Scenario(
         name="shared-batches",

@@ -277,6 +277,12 @@ class TestExplosion:
     def test_what_all_layers_do_is_not_one_layers_explosion(self):
         assert watched(*[self.sample(0.1)] * 6, *[self.sample(20.0, 20.0)] * 3).exploding == 0
 
+    def test_a_bias_whose_gradient_was_rounding_noise_does_not_explode(self):
+        """That of a convolution, once the batch normalization after it no longer subtracts it."""
+        usual, of_bias = 0.1, [self.sample(0.05)] * 3
+        assert watched(*[self.sample(1e-5 * usual)] * 6, *of_bias).exploding == 0
+        assert watched(*[self.sample(1e-4 * usual)] * 6, *of_bias).exploding == 1
+
     def test_a_layer_that_grows_slowly_with_training_does_not_explode(self):
         samples = [self.sample(0.1 * 1.05**number) for number in range(150)]
         assert watched(*samples).exploding == 0

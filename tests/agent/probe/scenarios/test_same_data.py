@@ -10,7 +10,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    get_worker_info,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from mp_agent.alerting.conditions import batches
@@ -30,7 +36,7 @@ LATE = 100
 WITHIN_STEPS = 64
 RANKS = 2
 OURS = [condition.name for condition in (*batches.CONDITIONS, *batches.OF_RANK_LOSSES)]
-SAME, SHARED, SINGLE, OUTLIERS, UNLIKE = OURS
+SAME, DOUBLED, SHARED, SINGLE, OUTLIERS, UNLIKE = OURS
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -45,6 +51,18 @@ def samples(count: int = 256, seed: int = 0) -> TensorDataset:
 def make_model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(48, 4))
+
+
+class Stream(IterableDataset[Batch]):
+    """Samples one after the other; divided: each worker takes its part of them."""
+
+    def __init__(self, *, divided: bool) -> None:
+        self._divided = divided
+
+    def __iter__(self) -> Iterator[Batch]:
+        data, worker = samples(10**4), get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker and self._divided else (0, 1)
+        return (data[place] for place in range(first, len(data), step))
 
 
 class SameItem(Dataset[Batch]):
@@ -70,6 +88,10 @@ def first_batch_each_time() -> Iterator[Batch]:
     loader = DataLoader(samples(), batch_size=8)
     while True:
         yield next(iter(loader))
+
+
+def streamed(*, divided: bool) -> Iterator[Batch]:
+    return forever(DataLoader(Stream(divided=divided), batch_size=8, num_workers=2))
 
 
 def overfitted() -> Iterator[Batch]:
@@ -117,6 +139,7 @@ MISTAKES = {
     "next(iter(loader))": (first_batch_each_time, SAME, 0),
     "the same item": (lambda: forever(DataLoader(SameItem(), batch_size=8)), SAME, 0),
     "one batch": (overfitted, SAME, 0),
+    "a stream that each worker reads": (lambda: streamed(divided=False), DOUBLED, 0),
     "a stuck generator": (lambda: drawn(ONSET), SAME, ONSET),
     "single rows": (
         lambda: of_rows(lambda step: 8 if step < LATE else 1),
@@ -126,7 +149,8 @@ MISTAKES = {
 }
 HEALTHY = {
     "a loader": lambda: forever(DataLoader(samples(), batch_size=8)),
-    "an epoch of sixteen batches": lambda: forever(DataLoader(samples(), batch_size=16)),
+    "an epoch of thirteen batches": lambda: forever(DataLoader(samples(208), batch_size=16)),
+    "a stream that workers divide": lambda: streamed(divided=True),
     "an epoch of two batches": lambda: forever(DataLoader(samples(16), batch_size=8)),
     "drawn": drawn,
     "all at once": lambda: full_batch(loader=False),
