@@ -133,7 +133,6 @@ _COUNTED = {
     "learning_rate_jump": 10,
     "learning_rate_fall": 0.001,
     "untrained_steps": 48,
-    "zero_rate_steps": 32,
     "loss_lost_steps": 64,
     "loss_growth": 2,
     "loss_spike_noisy_deviations": 12,
