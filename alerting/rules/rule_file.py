@@ -74,6 +74,17 @@ _LAG_STEPS = 5
 _AGE_SECONDS = 120
 
 
+AGENT_TROUBLES = (
+    "mp_agent_probe_errors_total",
+    "mp_agent_setting_errors_total",
+    "mp_agent_records_dropped_total",
+    "mp_agent_series_dropped_total",
+    "mp_agent_push_failures_total",
+    "mp_agent_reports_dropped_total",
+)
+"""What a node agent counts of its own troubles."""
+
+
 def rank_recordings(values: Values) -> Mapping[str, Mapping[str, str]]:
     """Return what is recorded of all ranks of a run: by group, expressions by recorded name.
 
@@ -113,6 +124,7 @@ def rank_recordings(values: Values) -> Mapping[str, Mapping[str, str]]:
     device = ranks("mp_agent_probe_device_seconds_total")
     lags = f"{furthest} - on ({_RUN}) group_right () {step}"
     ratios = f"{compute} / {against(median(compute))}"
+    troubles = " + ".join(all_of("max", ranks(name), "node_rank") for name in AGENT_TROUBLES)
     return {
         "ranks-up": {
             "run:mp_agent_rank_up:sum": all_of("sum", up),
@@ -168,6 +180,9 @@ def rank_recordings(values: Values) -> Mapping[str, Mapping[str, str]]:
             "run:mp_agent_probe_device_seconds_total:rate": all_of(
                 "avg", f"rate({device}[{window}])"
             ),
+        },
+        "ranks-agents": {
+            "run_node:mp_agent_troubles:sum": f"topk by ({_RUN}) (10, {troubles} > 0)",
         },
         "ranks-step-parts": {
             "run_part:mp_agent_rank_step_part_seconds_total:rate": mean,

@@ -1,25 +1,24 @@
 """Below the ranks: the agent of each node, and the GPUs as dcgm-exporter sees them."""
 
 from grafana.panel import Column, Panel, Query, Row, View
-from grafana.queries import RUN, by_run, chosen, series
+from grafana.queries import RUN, by_run, chosen, recorded, series
 from grafana.style import ANY_IS_NOTABLE
 from mp_agent.alerting.conditions.agent import TELEMETRY_DEGRADED
+from mp_agent.alerting.rules.rule_file import AGENT_TROUBLES
 
 _NODE = ("node_rank",)
 _NODES_SHOWN = 20
 
-_TROUBLES = {
-    "Probe errors": "mp_agent_probe_errors_total",
-    "Setting errors": "mp_agent_setting_errors_total",
-    "Dropped records": "mp_agent_records_dropped_total",
-    "Dropped series": "mp_agent_series_dropped_total",
-    "Failed pushes": "mp_agent_push_failures_total",
-    "Reports given up": "mp_agent_reports_dropped_total",
-}
-"""What a node agent counts of its own troubles, by column."""
+_TROUBLES = (
+    *("Probe errors", "Setting errors", "Dropped records", "Dropped series", "Failed pushes"),
+    "Reports given up",
+)
+"""Titles of the columns of what a node agent counts of its own troubles."""
 
-_TOGETHER = " + ".join(by_run(name, keep=_NODE) for name in _TROUBLES.values())
-_WORST = f"topk({_NODES_SHOWN}, {_TOGETHER})"
+_WORST = (
+    f"{recorded('run_node:mp_agent_troubles:sum')} "
+    f"or topk({_NODES_SHOWN}, {by_run('mp_agent_build_info', keep=_NODE)})"
+)
 
 
 def _of_the_worst(expression: str) -> Query:
@@ -37,9 +36,9 @@ AGENTS = Row(
         Panel(
             id=40,
             title="Node agents",
-            description=f"The agent of each node, the {_NODES_SHOWN} with the most problems. "
-            "Counts are since the agent started. The root agent, at rank 0, does not push. "
-            "See the Telemetry dashboard for details.",
+            description="The agents with the most problems, as the rules have recorded them, ten "
+            f"at most, and {_NODES_SHOWN} others. Counts are since the agent started. The root "
+            "agent, at rank 0, does not push. See the Telemetry dashboard for details.",
             view=View.TABLE,
             width=24,
             height=8,
@@ -65,7 +64,7 @@ AGENTS = Row(
                 _of_the_worst(
                     by_run("mp_agent_build_info", keep=("node_rank", "instance", "version"))
                 ),
-                *(_of_the_worst(by_run(name, keep=_NODE)) for name in _TROUBLES.values()),
+                *(_of_the_worst(by_run(name, keep=_NODE)) for name in AGENT_TROUBLES),
                 Query(
                     chosen(f"({_SINCE_PUSH})", f"({_WORST})", keep=_NODE),
                     instant=True,

@@ -8,7 +8,12 @@ import pytest
 import yaml
 
 from grafana.boards import BOARDS
-from mp_agent.alerting.rules.rule_file import RANK_RECORDS, rank_recordings, render_rules
+from mp_agent.alerting.rules.rule_file import (
+    AGENT_TROUBLES,
+    RANK_RECORDS,
+    rank_recordings,
+    render_rules,
+)
 from mp_agent.alerting.values import values_in_force
 
 _RUN = 'cluster="c",namespace="n",job="j",run="llama"'
@@ -47,6 +52,11 @@ def _input() -> dict[str, str]:
         **_series("mp_agent_rank_local_grad_nonfinite_elements_total", {2: "1x10"}, "0x10"),
         **_series("mp_agent_rank_step_part_seconds_total", {9: "0+30x10"}, "0+6x10", 'part="data"'),
         **_series("mp_agent_rank_step_part_seconds_total", {}, "0+24x10", 'part="backward"'),
+        **{
+            f'{name}{{{_RUN},node_rank="{node}",instance="n"}}': f"{number * (node > 4)}x10"
+            for number, name in enumerate(AGENT_TROUBLES)
+            for node in range(_RANKS // _PER_NODE)
+        },
     }
 
 
@@ -81,6 +91,7 @@ _EXPECTED: Mapping[str, Mapping[str, float]] = {
     "run_resource:mp_agent_overhead_ratio:max": {'resource="host"': 0.05},
     "run_resource:mp_agent_overhead_ratio:median": {'resource="host"': 0.01},
     "run:mp_agent_probe_device_seconds_total:rate": {"": 0.05},
+    "run_node:mp_agent_troubles:sum": {'node_rank="5"': 1 + 2 + 3 + 4 + 5},
     "run_part:mp_agent_rank_step_part_seconds_total:rate": {
         'part="data"': (23 * 0.1 + 0.5) / _RANKS,
         'part="backward"': 0.4,
