@@ -67,7 +67,7 @@ _FILE_BYTES_MAX = 8 << 20
 _TABLE = "tool.mp-agent.check"
 
 
-_ON_PURPOSE = ("MP101", "MP102", "MP114", "MP115", "MP117", "MP119")
+_ON_PURPOSE = ("MP101", "MP102", "MP114", "MP115", "MP117", "MP119", "MP120")
 _OF_TESTS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ("tests/*", "*/tests/*", "test_*.py", "*/test_*.py"), _ON_PURPOSE
 )

@@ -15,7 +15,7 @@ import click
 from mp_agent.backtest.options import period_of_prometheus, period_options
 from mp_agent.errors import AdviceError, CompareError
 from mp_agent.inputs.files import read_text
-from mp_agent.lint.rules.numerics import REINFORCEMENT_IN_BF16
+from mp_agent.lint.rules.reinforcement import REINFORCEMENT_IN_BF16
 from mp_agent.lint.script import check_script
 from mp_agent.output import Console, write_whole
 from mp_agent.plan.comparison.model import TOLERANCE, PrecisionReport

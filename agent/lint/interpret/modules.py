@@ -26,7 +26,7 @@ RELEVANT = re.compile(
     r"|(?:Linear|Conv\dd|LSTM|GRU)\(|\.pow\(|square|\*\*\s*2|mean\(|cross_entropy|CrossEntropyLoss"
     r"|(?:criterion|loss_fn|loss_func|loss_function)\(.*(?:oftmax|igmoid)"
     r"|(?:oftmax|igmoid)\([^\n]*\n(?:[^\n]*\n){0,3}?[^\n]*(?:criterion|loss\w*)\("
-    r"|optim\.\w+\(|_with_logits|BCEWithLogitsLoss|nll_loss|NLLLoss|torch\.save\(|\bbf16="
+    r"|optim\.\w+\(|_with_logits|BCEWithLogitsLoss|nll_loss|NLLLoss|torch\.save\(|bf16"
 )
 """A function, or a file, without any of these cannot break a rule."""
 ACTIVATIONS = ("oftmax", "igmoid")

@@ -9,7 +9,6 @@ from mp_agent.lint.rules.autocast import (
     LOSS_OUTSIDE_AUTOCAST,
 )
 from mp_agent.lint.rules.casts import CAST_INPUT, CAST_MODEL
-from mp_agent.lint.rules.checkpoint import RESUME_WITHOUT_OPTIMIZER
 from mp_agent.lint.rules.cost import DETECT_ANOMALY, ODD_DIMENSION, SYNC_EACH_STEP
 from mp_agent.lint.rules.data import SHARED_GENERATOR
 from mp_agent.lint.rules.distributed import (
@@ -30,9 +29,9 @@ from mp_agent.lint.rules.numerics import (
     CANCELLING_VARIANCE,
     LOW_PRECISION_FUNCTION,
     LOW_PRECISION_REDUCTION,
-    REINFORCEMENT_IN_BF16,
 )
-from mp_agent.lint.rules.parameters import STALE_OPTIMIZER
+from mp_agent.lint.rules.optimizers import RESUME_WITHOUT_OPTIMIZER, STALE_OPTIMIZER
+from mp_agent.lint.rules.reinforcement import REINFORCEMENT_IN_BF16
 from mp_agent.lint.rules.scaling import (
     CLIP_WITHOUT_UNSCALE,
     FP16_WITHOUT_SCALER,

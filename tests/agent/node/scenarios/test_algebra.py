@@ -19,7 +19,7 @@ from mp_agent.probe.statistics import table as kernel_table
 from mp_agent.probe.statistics.pieces import stretches_of
 from mp_agent.records import columns
 from mp_agent.records.algebra import Algebra
-from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, Column
+from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, Column, Tier
 from mp_agent.records.columns import STEP_COLUMNS_BY_NAME as STEP_COLUMNS
 from mp_agent.records.schema import Share
 from mp_agent.records.views import LayerView
@@ -237,6 +237,12 @@ def test_an_algebra_that_cannot_be_folded_is_refused_for_gradients(algebra):
         replace(
             GRADIENTS, columns=(*GRADIENTS.columns, Column("grad_mean", algebra, "of elements"))
         )
+
+
+def test_a_column_of_layers_alone_is_refused_before_one_of_totals():
+    first = replace(GRADIENTS.columns[0], tier=Tier.LAYERS)
+    with pytest.raises(CatalogError, match="of layers alone do not come last"):
+        replace(GRADIENTS, columns=(first, *GRADIENTS.columns[1:]))
 
 
 @pytest.mark.parametrize("algebra", [Algebra.SUM, Algebra.MAX, Algebra.MIN])
