@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -96,6 +97,14 @@ def make_replicas(
 def make_sgd(model: nn.Module, rate: float = 0.05) -> torch.optim.Optimizer:
     """Return SGD with momentum."""
     return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+
+
+def average(model: nn.Module) -> None:
+    """Average the gradients there are over the ranks, by hand."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(dist.get_world_size())
 
 
 def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:

@@ -3,11 +3,18 @@
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+    get_worker_info,
+)
 
 from benchmarks.silent_errors.base import (
     BATCH_SIZE,
@@ -61,6 +68,30 @@ def first_batch_again(wrong: bool) -> None:
     batches = _endless(loader)
     for _ in steps_of():
         inputs, classes = next(iter(loader)) if wrong else next(batches)
+        update(optimizer, loss_of(model, (inputs, classes)))
+
+
+class _Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Samples of one rank; divided: each worker of a loader takes its part."""
+
+    def __init__(self, divided: bool) -> None:
+        self._divided, self._seed = divided, dist.get_rank()
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        worker = get_worker_info()
+        part, parts = (worker.id, worker.num_workers) if worker and self._divided else (0, 1)
+        CHANCE.manual_seed(self._seed)
+        samples = zip(*make_batch(1000 * BATCH_SIZE), strict=True)
+        return islice(samples, part, None, parts)
+
+
+@silent_error("data")
+def stream_read_by_each_worker(wrong: bool) -> None:
+    """Two workers of a loader each read the whole stream, so that each batch comes twice."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    loader = DataLoader(_Stream(not wrong), BATCH_SIZE, num_workers=2)
+    for _, (inputs, classes) in zip(steps_of(), loader, strict=False):
         update(optimizer, loss_of(model, (inputs, classes)))
 
 

@@ -3,16 +3,20 @@
 
 import copy
 from contextlib import nullcontext
+from typing import cast
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks.silent_errors.base import (
     CLASSES,
     FEATURES,
     ONSET_STEP,
+    STEPS,
     WIDTH,
+    average,
     loss_of,
     make_batch,
     make_model,
@@ -104,6 +108,28 @@ def rate_divided_by_integers(wrong: bool) -> None:
     for _ in steps_of():
         update(optimizer, loss_of(model))
         schedule.step()
+
+
+@silent_error("loop")
+def schedule_stepped_twice(wrong: bool) -> None:
+    """The schedule is stepped twice per step, and the rate is 0 from half of the steps on."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=STEPS)
+    for _ in steps_of():
+        update(optimizer, loss_of(model))
+        for _ in range(2 if wrong else 1):
+            schedule.step()
+
+
+@silent_error("loop")
+def loss_rebuilt_from_a_number(wrong: bool) -> None:
+    """The loss is made anew of its number, so that backward reaches no parameter."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    for _ in steps_of():
+        loss = loss_of(model)
+        update(optimizer, loss.new_tensor(loss.item(), requires_grad=True) if wrong else loss)
 
 
 @silent_error("loop")
@@ -227,6 +253,90 @@ def layer_detached_later(wrong: bool) -> None:
     optimizer = make_sgd(model)
     for step in steps_of():
         layers.detached = wrong and step >= ONSET_STEP
+        update(optimizer, loss_of(model))
+
+
+@silent_error("optimizer")
+def gradients_lost_in_checkpointing(wrong: bool) -> None:
+    """Reentrant checkpointing behind a frozen first layer gives the layers in it no gradient."""
+    model = make_model()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    for _ in steps_of():
+        inputs, classes = make_batch()
+        hidden = model[0](inputs)
+        if not wrong:
+            hidden.requires_grad_()
+        hidden = checkpoint(model[1:4], hidden, use_reentrant=True)
+        optimizer.zero_grad()
+        torch.autograd.backward(functional.cross_entropy(model[4:](hidden), classes))
+        average(model)
+        optimizer.step()
+
+
+class _Adapted(nn.Module):
+    def __init__(self, base: nn.Linear, scale: float) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Parameter(scale * torch.randn(2, base.in_features))
+        self.up = nn.Parameter(torch.zeros(base.out_features, 2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.base(inputs) + inputs @ self.down.T @ self.up.T
+        return outputs
+
+
+@silent_error("optimizer")
+def adapters_of_zeros(wrong: bool) -> None:
+    """Both matrices of each low-rank adapter are initialized to 0, where one is to be random."""
+    model = make_model()
+    for place in (0, 3, 5):
+        model[place] = _Adapted(cast(nn.Linear, model[place]), 0.0 if wrong else 0.3)
+    replicas = make_replicas(model)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    for _ in steps_of():
+        update(optimizer, loss_of(replicas))
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(FEATURES, WIDTH)
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, FEATURES, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(functional.gelu(self.body(self.embedding(tokens))))
+        return logits
+
+
+@silent_error("optimizer")
+def tied_weights_parted(wrong: bool) -> None:
+    """A checkpoint is loaded by assignment, after which two tied weights are no longer one."""
+    model = _Tied()
+    if wrong:
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+    replicas = make_replicas(model)
+    optimizer = make_sgd(replicas)
+    for _ in steps_of():
+        inputs, _ = make_batch()
+        tokens = inputs.abs().argmax(1)
+        update(optimizer, functional.cross_entropy(replicas(tokens), (tokens + 1) % FEATURES))
+
+
+@silent_error("optimizer", ONSET_STEP)
+def state_of_the_optimizer_lost(wrong: bool) -> None:
+    """The run resumes with the weights of its checkpoint and a new optimizer."""
+    model = make_replicas()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for step in steps_of():
+        if step == ONSET_STEP:
+            state = copy.deepcopy(optimizer.state_dict())
+            optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+            if not wrong:
+                optimizer.load_state_dict(state)
         update(optimizer, loss_of(model))
 
 

@@ -1,6 +1,7 @@
 # ruff: noqa: D401 - a docstring is the row of the table, and says what is wrong
 """Silent errors of single ranks, and of what they reduce."""
 
+import copy
 from contextlib import nullcontext
 
 import torch
@@ -14,6 +15,7 @@ from benchmarks.silent_errors.base import (
     FEATURES,
     ONSET_STEP,
     WIDTH,
+    average,
     loss_of,
     make_batch,
     make_model,
@@ -64,14 +66,10 @@ def layer_missing_in_a_reduction_by_hand(wrong: bool) -> None:
     torch.manual_seed(0)
     model = make_model()
     optimizer = make_sgd(model)
-    parameters = list(model.parameters())
     for _ in steps_of():
         optimizer.zero_grad()
         torch.autograd.backward(loss_of(model))
-        for parameter in parameters[:-2] if wrong else parameters:
-            assert parameter.grad is not None
-            dist.all_reduce(parameter.grad)
-            parameter.grad.div_(dist.get_world_size())
+        average(model[:-1] if wrong else model)
         optimizer.step()
 
 
@@ -133,15 +131,51 @@ def other_seed_on_each_rank(wrong: bool) -> None:
     for _ in steps_of():
         optimizer.zero_grad()
         torch.autograd.backward(loss_of(model))
-        _average(model)
+        average(model)
         optimizer.step()
 
 
-def _average(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        dist.all_reduce(parameter.grad)
-        parameter.grad.div_(dist.get_world_size())
+@silent_error("ranks")
+def hooks_lost_in_a_conversion(wrong: bool) -> None:
+    """The wrapper is converted, which replaces the parameters that its hooks are on."""
+    model = make_replicas()
+    if wrong:
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        model.double().float()
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+    optimizer = make_sgd(model)
+    for _ in steps_of():
+        update(optimizer, loss_of(model))
+
+
+@silent_error("ranks")
+def part_of_the_update_not_sent(wrong: bool) -> None:
+    """Each rank updates its part of the model, as ZeRO does, and the last part is not sent."""
+    torch.manual_seed(0)
+    model = make_model()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters[dist.get_rank() :: dist.get_world_size()], lr=1e-3)
+    for _ in steps_of():
+        model.zero_grad()
+        torch.autograd.backward(loss_of(model))
+        average(model)
+        optimizer.step()
+        for place, parameter in enumerate(parameters[:-1] if wrong else parameters):
+            dist.broadcast(parameter.detach(), place % dist.get_world_size())
+
+
+@silent_error("ranks", ONSET_STEP)
+def older_weights_on_one_rank(wrong: bool) -> None:
+    """Rank 1 goes on from an older checkpoint than rank 0."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    older = copy.deepcopy(model.state_dict())
+    for step in steps_of():
+        if step == ONSET_STEP - 20:
+            older = copy.deepcopy(model.state_dict())
+        if wrong and step == ONSET_STEP and dist.get_rank() == 1:
+            model.load_state_dict(older)
+        update(optimizer, loss_of(model))
 
 
 @silent_error("ranks", ONSET_STEP)
