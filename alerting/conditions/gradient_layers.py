@@ -373,6 +373,8 @@ NOTHING_TRAINED = Condition(
         "reason.",
         causes=(
             "All labels are masked, so the loss and its gradients are 0.",
+            "A factor of 0 between a loss that is not 0 and the parameters: a mask, units that are "
+            "all off, adapters of which both matrices are 0.",
             "A NaN loss that the trainer logs, and passes on, as 0.",
             "A schedule that has reached its end while the run continues with learning rate 0.",
             "A detached output or frozen parameters: no gradient reaches the optimizer.",

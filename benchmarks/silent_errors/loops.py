@@ -124,7 +124,7 @@ def schedule_stepped_twice(wrong: bool) -> None:
 
 @silent_error("loop")
 def loss_rebuilt_from_a_number(wrong: bool) -> None:
-    """The loss is made anew of its number, so that backward reaches no parameter."""
+    """The loss is rebuilt from its number, so that backward reaches no parameter."""
     model = make_replicas()
     optimizer = make_sgd(model)
     for _ in steps_of():

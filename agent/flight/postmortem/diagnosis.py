@@ -125,7 +125,7 @@ class Causes(Enum):
     )
     ZERO_GRADIENTS = Cause(
         "zero_gradients",
-        "All gradients are exactly 0: masked labels, or an output detached from the parameters",
+        "All gradients are exactly 0: masked labels, or a factor of 0 before the parameters",
         ("MpAgentNothingTrained",),
         phase="backward",
     )

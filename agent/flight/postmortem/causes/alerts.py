@@ -365,7 +365,8 @@ def _zero_gradients(case: Case, sequence: int) -> Iterator[Argument]:
     if losses and max(losses) == 0.0:
         yield Argument("The loss was exactly 0 as well: labels may be masked.", MEDIUM)
     elif losses and min(losses) < max(losses):
-        text = "The loss was not 0 and still varied: the output is detached from the parameters."
+        text = "The loss was not 0 and still varied: something between it and the parameters "
+        text += "multiplies by 0, such as a mask, units that are all off, or adapters of zeros."
         yield Argument(text, WEAK)
 
 
