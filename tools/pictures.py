@@ -38,7 +38,7 @@ IMAGES = ROOT / "docs" / "images"
 RUN, HEALTHY_RUN = "char-transformer", "char-transformer-healthy"
 _SCENARIOS = {RUN: "residual", HEALTHY_RUN: "healthy"}
 FP16_MAX = 65504
-_COLORS = 96
+_COLORS = 192
 _BLANK_BYTES = 20_000
 _BOARD_HEIGHT = 1500
 """Of what is kept of a board, its top: what is wrong, and the first curves."""
