@@ -152,7 +152,12 @@ class StepMeasurement:
         if at_all_layers or due:
             for each in measured:
                 rows_LC = step.rows[each.label] = self._layers(each)
-                step.totals[each.label] = self._measures.totals_of_layers(each.plan, rows_LC)
+                # Copies are compared bit by bit, and ranks may have other steps with layers.
+                step.totals[each.label] = (
+                    self._measures.totals_of_layers(each.plan, rows_LC)
+                    if at_all_layers
+                    else self._totals(each)
+                )
                 if self._distribution and due:
                     self._add_distribution(step, each)
             return

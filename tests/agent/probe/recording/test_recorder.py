@@ -4,6 +4,7 @@ from math import isnan, nan
 
 import pytest
 import torch
+from torch import nn
 
 from mp_agent.records.columns import GRADIENT_POSITIONS
 from tests.agent.probe.small_model import fail, make_loss, make_model
@@ -42,6 +43,20 @@ class TestLayers:
             (make_loss(model) * (1e6 if step == 3 else 1.0)).backward()
             optimizer.step()
         assert [table.sequence for table in watched.read().layers] == [1, 3]
+
+    def test_change_no_bit_of_the_totals_by_being_looked_at(self, watch):
+        """Ranks look at them on steps of their own, and copies are compared by their totals."""
+        watched = watch(layer_interval=1000)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        inputs = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+        for _ in range(10):
+            optimizer.zero_grad()
+            model(inputs).pow(2).mean().backward()
+            optimizer.step()
+        contents = watched.read()
+        assert [table.sequence for table in contents.layers] == [1, 10]
+        assert len({repr(record.gradients.tolist()) for record in contents.records}) == 1
 
     def test_of_a_step_that_never_ended_are_flushed(self, watch):
         watched, model = watch(), make_model()

@@ -22,7 +22,10 @@ class Measures:
 
     def layers(self, plan, gradients, inverse_scale):
         self.inverse_scale = inverse_scale
-        return torch.zeros(1, 7)
+        return torch.zeros(1, 8)
+
+    def totals(self, plan, gradients, inverse_scale):
+        return torch.zeros(1, 8)
 
     def distribution(self, plan, gradients, inverse_scale, loss_scale):
         self.loss_scale = loss_scale
