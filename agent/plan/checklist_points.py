@@ -315,7 +315,8 @@ POINTS = (
         conditions=(tensors.DIMENSION_IMBALANCE,),
         look=_dimensions,
         remedy="Standardize each feature by itself.",
-        unseen=f"{_SHORT_RUN} It compares the slices of inputs and outputs of the model; others "
-        "are watched by mp_agent.watch_tensor with dim.",
+        unseen="A short run compares the slices of the model's first input, of those given by "
+        "name, and of its output, where these are floating-point tensors; others are watched by "
+        "mp_agent.watch_tensor with dim.",
     ),
 )

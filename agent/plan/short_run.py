@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +141,10 @@ def _watch_models() -> None:
         for name, value in {**dict(enumerate(args[:1])), **kwargs}.items():
             if not _NO_DATA.search(str(name)):
                 watch(f"{kind} {INPUT} {name}", value)
+        if isinstance(outputs, tuple | Mapping):  # such as the logits next to the loss
+            several = outputs.values() if isinstance(outputs, Mapping) else outputs
+            tensors = (each for each in several if isinstance(each, torch.Tensor))
+            outputs = next((each for each in tensors if each.dim() > 1), None)
         watch(f"{kind} output", outputs)
 
     def watch(name: str, value: Any) -> None:

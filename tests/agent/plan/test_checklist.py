@@ -109,6 +109,31 @@ def test_without_a_run_nothing_is_fine_that_only_a_run_shows(tmp_path):
 
 
 @pytest.mark.slow
+def test_logits_that_are_returned_with_the_loss_are_compared(tmp_path):
+    """As of models that are given token numbers, of which nothing else is compared."""
+    model = (
+        "class Model(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layers = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 4))\n"
+        "    def forward(self, x):\n"
+        "        logits = self.layers(x)\n"
+        "        return logits, logits.pow(2).mean()\n"
+        "model = Model()"
+    )
+    made, _ = checked(
+        tmp_path,
+        edited(
+            ("model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))", model),
+            ("torch.randn(32, 8)", "torch.randint(9, (32, 8))"),
+            ("(model(x).float() - torch.sin(x.sum(1, keepdim=True))).pow(2).mean()", "model(x)[1]"),
+        ),
+    )
+    (evidence,) = made.points[8].evidence
+    assert "Model output" in evidence
+
+
+@pytest.mark.slow
 def test_a_run_that_trains_nothing_leaves_what_it_would_show_unseen(tmp_path):
     made, status = checked(tmp_path, "import torch\nprint(torch.ones(1))\n")
     assert {point.verdict for point in made.points} == {NOT_LOOKED_AT}

@@ -153,6 +153,17 @@ FAULTS = {
             }
         },
     ),
+    "a scale that stays reduced": Fault(
+        1800,
+        lambda step: {"loss_scale": 65536 * 0.5 ** min(max(step - 640, 0) // 60, 3)},
+        {("MpAgentLossScaleLow", "info"): 1720},
+    ),
+    "a scale below the floor": Fault(
+        920,
+        lambda step: {"loss_scale": 65536.0 if step < 900 else 0.5},
+        {("MpAgentLossScaleAtFloor", "critical"): 900},
+    ),
+    "a scale that begins low": Fault(1800, lambda step: {"loss_scale": 512.0}, {}),
     "a scaler at work": Fault(2600, scaler_at_work, {}),
     "a solved task": Fault(900, solved, {("MpAgentNothingTrained", "warning"): 795}),
 }
