@@ -110,7 +110,7 @@ def rate_divided_by_integers(wrong: bool) -> None:
         schedule.step()
 
 
-@silent_error("loop")
+@silent_error("loop", ONSET_STEP)
 def schedule_stepped_twice(wrong: bool) -> None:
     """The schedule is stepped twice per step, and the rate is 0 from half of the steps on."""
     model = make_replicas()
@@ -259,17 +259,18 @@ def layer_detached_later(wrong: bool) -> None:
 @silent_error("optimizer")
 def gradients_lost_in_checkpointing(wrong: bool) -> None:
     """Reentrant checkpointing behind a frozen first layer gives the layers in it no gradient."""
-    model = make_model()
-    model[0].requires_grad_(False)
+    first = nn.Linear(FEATURES, WIDTH).requires_grad_(False)
+    body = nn.Sequential(nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+    model = nn.ModuleDict({"first": first, "body": body, "head": nn.Linear(WIDTH, CLASSES)})
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
     for _ in steps_of():
         inputs, classes = make_batch()
-        hidden = model[0](inputs)
+        hidden = first(inputs)
         if not wrong:
             hidden.requires_grad_()
-        hidden = checkpoint(model[1:4], hidden, use_reentrant=True)
+        hidden = checkpoint(body, hidden, use_reentrant=True)
         optimizer.zero_grad()
-        torch.autograd.backward(functional.cross_entropy(model[4:](hidden), classes))
+        torch.autograd.backward(functional.cross_entropy(model["head"](hidden), classes))
         average(model)
         optimizer.step()
 
