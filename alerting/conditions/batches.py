@@ -243,7 +243,11 @@ RANK_LOSS_OUTLIERS = Condition(
             "A worker or a file system that returns damaged data on that node.",
             "A device that computes wrong values now and then.",
         ),
-        false_positives=("Ranks that have different tasks or sources of data on purpose.",),
+        false_positives=(
+            "Ranks that have different tasks or sources of data on purpose.",
+            "Losses that are sums divided by the tokens of all ranks, where one rank has many more "
+            "tokens than the others all the time.",
+        ),
         samples=("check_batch",),
         panels=(panels.RANK_LOSSES, panels.LOSS),
     ),
@@ -289,7 +293,11 @@ RANK_LOSS_UNLIKE = Condition(
             "A rank that masks its labels, pads or normalizes otherwise.",
             "Samples that are dealt out by source or length instead of at random.",
         ),
-        false_positives=("Ranks that have different tasks or sources of data on purpose.",),
+        false_positives=(
+            "Ranks that have different tasks or sources of data on purpose.",
+            "Losses that are sums divided by the tokens of all ranks, where one rank has many more "
+            "tokens than the others all the time.",
+        ),
         samples=("check_batch",),
         panels=(panels.RANK_LOSSES, panels.LOSS),
     ),
