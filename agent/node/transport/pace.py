@@ -14,6 +14,8 @@ _WINDOW_SECONDS = 10.0
 _WINDOW_REQUESTS = 100
 _TOLERANCE = 0.1
 """A pace that differs by less is not worth a change."""
+_ROOM = 1.5
+"""Requests that are taken in, of those that the pace asks for: to put off more would lose rows."""
 _OWN_SHARE_MAX = 0.5
 """Of the root's share: whatever its own work takes, requests get the rest."""
 
@@ -43,6 +45,7 @@ class PushPace:
     """What receipts ask for."""
     _cost_seconds: float = _COST_AT_FIRST_SECONDS
     _own_share: float = 0.0
+    _senders: int = 0
     _mark: tuple[float, Load] | None = None
     _longer: dict[float, float] = field(default_factory=dict)
     """Paces that nodes may still follow, each with the time until which one may."""
@@ -59,6 +62,7 @@ class PushPace:
     ) -> None:
         """Choose the pace for so many nodes; limit_seconds: of what steps can be kept open."""
         self._measure(now_seconds, load)
+        self._senders = senders
         available = self.core_share - min(self._own_share, _OWN_SHARE_MAX * self.core_share)
         wanted = min(senders * self._cost_seconds / available, LONGEST_SECONDS, limit_seconds)
         wanted = max(wanted, self.shortest_seconds)
@@ -77,10 +81,11 @@ class PushPace:
     def put_off_seconds(self, now_seconds: float, *, urgent: bool) -> int:
         """Take a request in and return 0, or return in how many seconds it is to come again.
 
-        What exceeds a burst comes back one after the other, as fast as twice the root's share. Half
-        of a burst is for urgent requests alone.
+        What exceeds a burst comes back one after the other, as fast as twice the root's share, or
+        as the pace needs where that is more. Half of a burst is for urgent requests alone.
         """
-        per_second = 2 * self.core_share / self._cost_seconds
+        needed = _ROOM * self._senders / self.asked_seconds
+        per_second = max(2 * self.core_share / self._cost_seconds, needed)
         depth = max(BURST_SECONDS * per_second, BURST_REQUESTS_MIN)
         gained = (now_seconds - self._filled_seconds) * per_second
         self._tokens, self._filled_seconds = min(depth, self._tokens + gained), now_seconds

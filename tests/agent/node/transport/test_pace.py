@@ -124,6 +124,17 @@ def test_a_small_run_is_never_put_off():
     assert not any(waits)
 
 
+def test_a_root_that_cannot_keep_its_share_takes_in_what_its_pace_asks_for():
+    root = SimulatedRoot(12_500, request_seconds=3e-3)
+    root.work(300)
+    apart_seconds = LONGEST_SECONDS / root.nodes
+    waits = [
+        root.pace.put_off_seconds(root.now_seconds + number * apart_seconds, urgent=False)
+        for number in range(4 * root.nodes)
+    ]
+    assert not any(waits)
+
+
 def test_trouble_goes_before_the_usual():
     pace = PushPace(SHORTEST, SHARE)
     usual = 0
