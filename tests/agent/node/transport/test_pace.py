@@ -124,7 +124,7 @@ def test_a_small_run_is_never_put_off():
     assert not any(waits)
 
 
-def test_a_root_that_cannot_keep_its_share_takes_in_what_its_pace_asks_for():
+def test_a_root_beyond_its_share_accepts_the_pushes_of_its_pace():
     root = SimulatedRoot(12_500, request_seconds=3e-3)
     root.work(300)
     apart_seconds = LONGEST_SECONDS / root.nodes
