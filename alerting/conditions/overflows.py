@@ -46,7 +46,7 @@ def _above(bound: str) -> Predicate:
 def _description(bound: str) -> str:
     return (
         f"Run {{run}} skips more than <{bound}> of its steps because gradients overflow: "
-        "{value|count} steps in the last <overflow_window> came when that many of the last "
+        "{value|count} step(s) in the last <overflow_window> came when that many of the last "
         "<overflow_share_steps> had been skipped; the healthy value is 0.05%."
     )
 

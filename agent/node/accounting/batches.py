@@ -8,7 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
-from mp_agent.records.columns import BATCH_INTERVAL_STEPS, BATCH_KEPT, BATCH_LOADED
+from mp_agent.records.columns import (
+    BATCH_INTERVAL_STEPS,
+    BATCH_KEPT,
+    BATCH_LOADED,
+    LOADED_BY_WORKERS,
+)
 from mp_agent.records.health import BatchHealth, RepeatedBatch, SharedBatches, SingleRows
 from mp_agent.records.merged import MergedStep
 
@@ -16,7 +21,6 @@ _PAIRS = 3
 """Pairs of steps with one and the same batch that are no epochs over a buffer: 33 steps or more."""
 _LOOKS = 4
 """Steps looked at, in a row, after which ranks have the same batches, or single rows."""
-_OF_WORKERS = 2.0
 _CHANGES = 4
 """Steps looked at with another batch than before, after which a run is one of many batches."""
 _DOUBLES, _DOUBLE_PAIRS = 2, 8
@@ -105,7 +109,7 @@ class BatchTracker(Tracker):
             )
         loaded = step.columns.get(BATCH_LOADED)
         if step.sequence % BATCH_INTERVAL_STEPS:
-            doubled = is_new and loaded == _OF_WORKERS
+            doubled = is_new and loaded == LOADED_BY_WORKERS
             self.doubled = [*self.doubled[1 - _DOUBLE_PAIRS :], doubled]
         if not any_repeat:
             if step.sequence % BATCH_INTERVAL_STEPS:

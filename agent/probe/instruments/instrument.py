@@ -31,6 +31,7 @@ from mp_agent.records.columns import (
     BATCH_KEPT,
     BATCH_LOADED,
     BATCH_ROWS,
+    LOADED_BY_WORKERS,
 )
 from mp_agent.ring.interruptions import pass_on
 
@@ -352,8 +353,9 @@ class Batches(Instrument):
         if self._awaited % BATCH_INTERVAL_STEPS and self._before is not None:
             self._found[BATCH_KEPT] = float(self._before() is memory)
             if delivered:
-                new, of_workers = delivered > self._delivered_before, self._loaders.from_workers
-                self._found[BATCH_LOADED] = float(new * (1 + of_workers))
+                new = delivered > self._delivered_before
+                of_workers = new and self._loaders.from_workers
+                self._found[BATCH_LOADED] = LOADED_BY_WORKERS if of_workers else float(new)
         self._before, self._delivered_before = weakref.ref(memory), delivered
 
     def _digest(self, tensors: Sequence[torch.Tensor]) -> Scalar | None:

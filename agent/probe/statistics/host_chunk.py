@@ -259,7 +259,7 @@ class RowMeter:
     ) -> tuple[npt.NDArray[np.floating], ...]:
         """Return the sum, smallest and largest of each tensor's squares, and its magnitudes' sum.
 
-        The last one is that of the squares where it is not wanted.
+        The last one is NaN where it is not wanted.
         """
         first, *others = batch[0].shape
         packed = self._pack[: len(batch) * size]
@@ -275,7 +275,7 @@ class RowMeter:
         smallest = torch.amin(bits, dim=1).numpy().view(self._number)
         largest = torch.amax(bits, dim=1).numpy().view(self._number)
         if "abs_sum" not in wanted:
-            return sums, smallest, largest, sums
+            return sums, smallest, largest, np.full_like(sums, nan)
         abs_sums = squares.copy_(packed).abs_().sum(dim=1).numpy().astype(np.float64)
         return sums, smallest, largest, abs_sums
 

@@ -25,6 +25,8 @@ BATCH_LOADED = "batch_loaded"
 BATCH_INTERVAL_STEPS = 13
 """Steps whose number is a multiple of this are looked at, and those that follow them. Odd, so that
 of batches that come in pairs a look has both, now and then."""
+LOADED_BY_WORKERS = 2.0
+"""Value of `batch_loaded` where several workers read the stream that the batch is of."""
 
 COMMON_STEP_COLUMNS = (
     Column("loss", Algebra.MEAN, "sum over the backwards of the step; absent when not finite"),

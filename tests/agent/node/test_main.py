@@ -1,4 +1,6 @@
+import gc
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,7 +29,15 @@ class StubAgent:
 
 
 @pytest.fixture
-def started(monkeypatch) -> list[tuple[Settings, int]]:
+def usual_collection() -> Iterator[None]:
+    """Leave the garbage collection of this process as it was."""
+    thresholds = gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+
+
+@pytest.fixture
+def started(monkeypatch, usual_collection) -> list[tuple[Settings, int]]:
     """Return settings and setting errors of the agents that were started."""
     monkeypatch.setattr(StubAgent, "started", [])
     monkeypatch.setattr(main, "NodeAgent", StubAgent)
@@ -42,6 +52,22 @@ def test_it_works_with_the_settings_that_were_handed_over(started, monkeypatch, 
     main.watch_directory(tmp_path, detached=False)
 
     assert started == [(given, 0)]
+
+
+def test_what_lives_long_is_not_searched_for_garbage_again_and_again(
+    started, monkeypatch, tmp_path
+):
+    searched = []
+
+    async def serve(agent: StubAgent) -> None:
+        gc.collect()  # What other tests have left would bring the next one forward.
+        before = gc.get_stats()[2]["collections"]
+        rows = [[number] for number in range(1_000_000)]
+        searched.append((len(rows), gc.get_stats()[2]["collections"] - before))
+
+    monkeypatch.setattr(StubAgent, "serve", serve)
+    main.watch_directory(tmp_path, detached=False)
+    assert searched == [(1_000_000, 0)]
 
 
 def test_it_counts_the_settings_that_it_ignores(started, monkeypatch, tmp_path):
