@@ -27,6 +27,7 @@ _LOWEST = 2.0**-24
 """FP16's smallest number: lower values are drawn at its height."""
 _OTHER_COLUMNS = 48
 """Width of a curve's name and numbers in characters."""
+_RANKS_SHOWN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +217,10 @@ def _present(summary: Facts, name: str) -> str:
 def _incident(summary: Facts) -> list[Text]:
     """Return a line for missing ranks and one for the first non-finite value."""
     lines = []
-    if summary["missing_ranks"]:
-        lines.append(f"missing ranks: {', '.join(map(str, summary['missing_ranks']))}")
+    if missing := summary["missing_ranks"]:
+        shown = ", ".join(map(str, missing[:_RANKS_SHOWN]))
+        more = f" and {len(missing) - _RANKS_SHOWN} more" if missing[_RANKS_SHOWN:] else ""
+        lines.append(f"missing ranks: {shown}{more}")
     if (first := summary["first_nonfinite"]) is not None:
         rank = f"rank {first['rank']}" if first["rank"] else ""
         places = (f"step {first['step']}", first["phase"], rank, first["layer"])

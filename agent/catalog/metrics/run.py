@@ -44,9 +44,8 @@ _MISSING_NAMED_AT_MOST = 64
 """Where most of a large run is missing, a series for each rank would only keep the root busy."""
 
 
-def _missing_ranks(run: RunView) -> Reading:
-    missing = () if run.latest.step is None else run.latest.step.missing_ranks
-    return {(str(rank),): 1.0 for rank in missing[:_MISSING_NAMED_AT_MOST]}
+def _missing_ranks(run: RunView) -> tuple[int, ...]:
+    return () if run.latest.step is None else run.latest.step.missing_ranks
 
 
 def _steps_made(change: StepTransition) -> Reading:
@@ -146,12 +145,18 @@ COVERAGE = gauge(
     help="Share of the run's ranks that the merged metrics cover.",
     read=lambda run: 1.0 if run.latest.step is None else run.latest.step.coverage,
 )
+RANKS_MISSING = gauge(
+    "mp_agent.ranks.missing",
+    "{rank}",
+    help="Ranks that the merged metrics do not cover.",
+    read=lambda run: float(len(_missing_ranks(run))),
+)
 MISSING_RANK = info(
     "mp_agent.missing_rank.info",
     labels=("rank",),
     help="A rank that the merged metrics do not cover; the 64 lowest are named. "
-    "mp_agent_coverage_ratio has the share of all.",
-    read=_missing_ranks,
+    "mp_agent_ranks_missing counts all.",
+    read=lambda run: {(str(rank),): 1.0 for rank in _missing_ranks(run)[:_MISSING_NAMED_AT_MOST]},
 )
 FIRST_NONFINITE = info(
     "mp_agent.first_nonfinite.info",
@@ -245,6 +250,7 @@ RUN_METRICS = (
         count=lambda change: change.step.get("tokens") or 0.0,
     ),
     COVERAGE,
+    RANKS_MISSING,
     MISSING_RANK,
     FIRST_NONFINITE,
 )

@@ -62,6 +62,10 @@ const firstNonfinite = (first) => {
   return [`step ${first.step}`, first.phase, rank, first.layer].filter(Boolean).join(", ");
 };
 
+const RANKS_SHOWN = 16;
+const listed = (ranks) => ranks.slice(0, RANKS_SHOWN).join(", ")
+  + (ranks.length > RANKS_SHOWN ? ` and ${ranks.length - RANKS_SHOWN} more` : "");
+
 const showNow = (run) => {
   const now = run?.summary;
   if (!now) {
@@ -83,7 +87,7 @@ const showNow = (run) => {
     ["Clip coefficient", isKnown(now.clip_coefficient) ? kept("clip_coefficient", norms) : null],
     ["Learning rate", optional(kept("learning_rate"))],
     ["Coverage", percent(now.coverage)],
-    ["Missing ranks", now.missing_ranks.join(", ")],
+    ["Missing ranks", listed(now.missing_ranks)],
     ["First non-finite", firstNonfinite(now.first_nonfinite)],
     ["Attempt", String(now.attempt)],
     ["Ranks", `${now.world_size} on ${now.nodes} node${now.nodes === 1 ? "" : "s"}`],

@@ -51,8 +51,8 @@ GLANCE = Row(
         _stat(
             3,
             "Missing ranks",
-            help_of("mp_agent_missing_rank_info"),
-            Query(f"count({series('mp_agent_missing_rank_info')}) or vector(0)", instant=True),
+            help_of("mp_agent_ranks_missing"),
+            Query(f"sum({series('mp_agent_ranks_missing')}) or vector(0)", instant=True),
             decimals=0,
             steps=ANY_IS_NOTABLE,
             runbooks=(COVERAGE_LOW,),

@@ -91,6 +91,13 @@ def test_where_numbers_first_went_wrong_and_which_ranks_are_missing_is_shown() -
     assert "missing ranks: 2, 5" in text
 
 
+def test_of_many_missing_ranks_the_first_are_shown_and_all_are_counted() -> None:
+    one_of_many = replace(merged_step(9), world_size=1000, present_ranks=frozenset((3,)))
+    text = drawn(with_view(latest=LatestValues(step=one_of_many)))
+    assert "missing ranks: 0, 1, 2, 4" in text
+    assert "15, 16 and 983 more" in " ".join(text.split())
+
+
 def test_a_node_without_rank_0_shows_its_ranks_and_its_agent() -> None:
     text = drawn(replace(with_view(), view=None, layers=[]))
     assert "root agent" in text

@@ -65,6 +65,7 @@ def test_of_many_missing_ranks_the_lowest_are_named(start_rank: StartRank, open_
     run.poll(0.0)
     values = shown(run)
     assert values["coverage_ratio"] == 0.001
+    assert values["ranks_missing"] == 999
     named = [name for name in values if name.startswith("missing_rank_info")]
     assert named == [f"missing_rank_info{{{rank}}}" for rank in range(65) if rank != 3]
 
