@@ -113,11 +113,11 @@ def test_two_runs_on_one_node_have_an_agent_each_and_count_for_themselves(tmp_pa
         assert runs == {run}
 
 
-def test_shared_memory_of_one_megabyte(tmp_path: Path):
+def test_shared_memory_of_two_megabytes(tmp_path: Path):
     """Rings of a small model still fit; for what happens when they do not see test_unharmed.py."""
     with counting_job(tmp_path, enabled="0") as job:
         alone = finished_digest(job)
-    with mounted_tmpfs(tmp_path / "tmpfs", megabytes=1) as place:
+    with mounted_tmpfs(tmp_path / "tmpfs", megabytes=2) as place:
         if place is None:
             pytest.skip("mounting a tmpfs needs CAP_SYS_ADMIN")
         with counting_job(tmp_path, shared_memory=place) as job:
