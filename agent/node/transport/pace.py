@@ -1,5 +1,6 @@
 """How often the nodes push, which the root chooses by what that costs it, and bursts of pushes."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from math import ceil, inf
 
@@ -16,6 +17,8 @@ _TOLERANCE = 0.1
 """A pace that differs by less is not worth a change."""
 _ROOM = 1.5
 """Requests that are taken in, of those that the pace asks for: to put off more would lose rows."""
+_RETURNS_SHARE = 0.75
+"""Of the requests that are accepted, for those that were put off: the rest is for new trouble."""
 _OWN_SHARE_MAX = 0.5
 """Of the root's share: whatever its own work takes, requests get the rest."""
 
@@ -52,6 +55,8 @@ class PushPace:
     _tokens: float = inf
     _filled_seconds: float = 0.0
     _last_return_seconds: float = 0.0
+    _returns: dict[Hashable, float] = field(default_factory=dict)
+    """When those that were put off may come again: each is accepted then, whatever else comes."""
 
     def __post_init__(self) -> None:
         """Start with the shortest."""
@@ -78,22 +83,25 @@ class PushPace:
         self._longer = {pace: end for pace, end in self._longer.items() if end > now_seconds}
         return max(self.asked_seconds, *self._longer, 0.0)
 
-    def put_off_seconds(self, now_seconds: float, *, urgent: bool) -> int:
-        """Take a request in and return 0, or return in how many seconds it is to come again.
+    def put_off_seconds(self, sender: Hashable, now_seconds: float, *, urgent: bool) -> int:
+        """Accept a request and return 0, or return in how many seconds it is to come again.
 
         What exceeds a burst comes back one after the other, as fast as twice the root's share, or
-        as the pace needs where that is more. Half of a burst is for urgent requests alone.
+        as the pace needs where that is more, and is accepted then. Half of a burst is for urgent
+        requests alone.
         """
         needed = _ROOM * self._senders / self.asked_seconds
         per_second = max(2 * self.core_share / self._cost_seconds, needed)
         depth = max(BURST_SECONDS * per_second, BURST_REQUESTS_MIN)
         gained = (now_seconds - self._filled_seconds) * per_second
         self._tokens, self._filled_seconds = min(depth, self._tokens + gained), now_seconds
-        if self._tokens >= (1.0 if urgent else 1.0 + depth / 2):
-            self._tokens -= 1.0
+        returns = self._returns.pop(sender, inf) <= now_seconds
+        if returns or self._tokens >= (1.0 if urgent else 1.0 + depth / 2):
+            self._tokens = max(self._tokens - 1.0, 0.0)
             return 0
-        after = max(self._last_return_seconds, now_seconds) + 1.0 / per_second
+        after = max(self._last_return_seconds, now_seconds) + 1.0 / (_RETURNS_SHARE * per_second)
         self._last_return_seconds = min(after, now_seconds + LONGEST_SECONDS)
+        self._returns[sender] = self._last_return_seconds
         seconds = ceil(self._last_return_seconds - now_seconds)
         self._longer[self.asked_seconds + seconds] = now_seconds + seconds
         return seconds
@@ -108,6 +116,9 @@ class PushPace:
         if elapsed < max(_WINDOW_SECONDS, self.asked_seconds):
             return
         self._mark = (now_seconds, load)
+        # Of agents that have ended meanwhile.
+        oldest = now_seconds - LONGEST_SECONDS
+        self._returns = {sender: at for sender, at in self._returns.items() if at > oldest}
         own = load.own_seconds - before.own_seconds
         self._own_share = own / elapsed
         if requests >= _WINDOW_REQUESTS:

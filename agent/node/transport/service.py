@@ -175,12 +175,10 @@ class ReportHandlers:
             raise _Refusal(400, f"node {sender[1]} is none of the run")
         if not self._rate.admits(sender, time.monotonic()):
             raise _Refusal(429, "too many requests of this node", retry_after_seconds=1)
-        put_off = (
-            0
-            if self._pace is None
-            else self._pace.put_off_seconds(time.monotonic(), urgent=URGENT in request.query)
-        )
-        if put_off:
+        if self._pace is None:
+            return
+        urgent = URGENT in request.query
+        if put_off := self._pace.put_off_seconds(sender, time.monotonic(), urgent=urgent):
             raise _Refusal(503, "many nodes push at once", retry_after_seconds=put_off)
 
     async def _receive(self, link: RootLink, body: bytes) -> bytes:

@@ -91,7 +91,7 @@ def test_the_first_that_was_not_finite_is_named_although_it_arrives_last(
         async with serving(root.routes()) as endpoint:
             there = own.model_copy(update={"root": endpoint.url})
             other = PushService(there, lambda: [nodes.other.run], lambda: None)
-            while not root._pace.put_off_seconds(time.monotonic(), urgent=True):
+            while not root._pace.put_off_seconds("", time.monotonic(), urgent=True):
                 pass
             while shown(nodes.root.run).get("steps_total", 0.0) < 6:
                 for node, service in ((nodes.other, other), (nodes.root, root)):

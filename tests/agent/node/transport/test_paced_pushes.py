@@ -35,7 +35,7 @@ def node(tmp_path: Path) -> StubRun:
 def exhausted() -> PushPace:
     """Return the pace of a root that can take in one request a second, and none at present."""
     pace = PushPace(SHORTEST_SECONDS, 0.25e-3)
-    while not pace.put_off_seconds(time.monotonic(), urgent=True):
+    while not pace.put_off_seconds("", time.monotonic(), urgent=True):
         pass
     return pace
 
