@@ -1,4 +1,4 @@
-"""One process that plays many node agents: each pushes to the root over its own connection.
+"""One process that simulates many node agents: each pushes to the root over its own connection.
 
 Run by `benchmarks.many_nodes.live`, which hands the plan over on stdin and reads the account.
 """
@@ -25,7 +25,7 @@ class Plan:
 
     model: Model
     numbers: tuple[int, ...]
-    """The nodes that it plays."""
+    """The nodes that it simulates."""
     url: str
     token: str
     push_interval_seconds: float
@@ -136,7 +136,7 @@ async def _start(agents: Sequence[Agent], until_unix_seconds: float) -> None:
 
 
 async def drive(plan: Plan) -> None:
-    """Play the nodes until the last step, and print the account."""
+    """Simulate the nodes until the last step, and print the account."""
     clock = Clock(plan)
     agents = [Agent(plan, number, clock) for number in plan.numbers]
     for agent in agents:
@@ -164,7 +164,7 @@ async def drive(plan: Plan) -> None:
 
 
 def main() -> None:
-    """Play what stdin requests."""
+    """Simulate what stdin requests."""
     facts = json.loads(sys.stdin.readline())
     lists = {name: tuple(facts[name]) for name in ("numbers", "sampled", "marks")}
     asyncio.run(drive(Plan(**{**facts, **lists, "model": Model(**facts["model"])})))

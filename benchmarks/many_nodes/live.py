@@ -41,7 +41,7 @@ class Load:
     table_steps: int = 15
     """Measured with one table, on the first of them."""
     fleets: int = 2
-    """Processes that play the nodes."""
+    """Processes that simulate the nodes."""
     start_seconds: float = 0.5
     """Before the first step: so long it takes until all nodes have begun to push."""
     stretch: float = 1.0

@@ -67,7 +67,7 @@ class SimulatedRing:
 
 
 class SimulatedAttempt(LocalAttempt):
-    """The ranks of a node; what they write may be read and reduced beforehand, then played back."""
+    """The ranks of a node; what they write may be read and reduced beforehand, then delivered step by step."""
 
     def __init__(self, rings: Sequence[SimulatedRing], settings: Settings) -> None:
         super().__init__(settings.merge_deadline_seconds)
@@ -75,7 +75,7 @@ class SimulatedAttempt(LocalAttempt):
         """The last step that the ranks have written."""
         self._rings = rings
         self._recorded: list[tuple[list[LocalStep | NodeLayers], int]] = []
-        self._played = 0
+        self._delivered = 0
         for ring in rings:
             self.add(RankSource(Path(), cast(RingReader, ring)))
         if rings:
@@ -96,14 +96,14 @@ class SimulatedAttempt(LocalAttempt):
 
     @property
     def layers_position(self) -> int:
-        return self._recorded[self._played - 1][1] if self._played else 0
+        return self._recorded[self._delivered - 1][1] if self._delivered else 0
 
     def poll(self, now_seconds: float) -> Iterator[LocalStep | NodeLayers]:
         if self.written > len(self._recorded):
             self.record(self.written - len(self._recorded))
-        while self._played < self.written:
-            self._played += 1
-            yield from self._recorded[self._played - 1][0]
+        while self._delivered < self.written:
+            self._delivered += 1
+            yield from self._recorded[self._delivered - 1][0]
 
     def statuses(self) -> tuple[RankStatus, ...]:
         return tuple(

@@ -1,6 +1,5 @@
 """How often nodes push is up to the root: by what it costs, and never at the cost of rows."""
 
-from collections import Counter
 from collections.abc import Iterator
 from math import inf
 
