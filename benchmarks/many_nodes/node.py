@@ -67,7 +67,7 @@ class SimulatedRing:
 
 
 class SimulatedAttempt(LocalAttempt):
-    """The ranks of a node; what they write may be read and reduced beforehand, then delivered step by step."""
+    """The ranks of a node; what they write may be read and reduced beforehand."""
 
     def __init__(self, rings: Sequence[SimulatedRing], settings: Settings) -> None:
         super().__init__(settings.merge_deadline_seconds)
