@@ -465,9 +465,3 @@ def _equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     )
 
 
-def _finite_rms(gradient: Tensor) -> float:
-    return _rms(gradient.nan_to_num(0.0, 0.0, 0.0))
-
-
-def _rms(weights: Tensor) -> float:
-    return float(weights.square().mean().sqrt()) if weights.numel() else 0.0
