@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from mp_agent.errors import unknown_name
 from mp_agent.version import __version__
 
 _UNWRITABLE = 2
@@ -170,6 +171,13 @@ class _Commands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         entry = COMMANDS.get(name)
         return None if entry is None else entry.load()
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            context.fail(f"command {unknown_name(args[0], COMMANDS)}")
+        return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, entries in GROUPS.items():

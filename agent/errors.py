@@ -76,10 +76,14 @@ class CatalogError(MpAgentError, ValueError):
 
 
 def unknown_name(name: str, known: Iterable[str]) -> str:
-    """Return that a name is unknown, with the known one that was probably meant, else all."""
+    """Return that a name is unknown, with the known one that was probably meant, else some."""
     import difflib  # an error is rare, and the trainer imports this module
 
     names = tuple(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
-    meant = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
-    return f"{name!r} is unknown; {meant}"
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    some = f"known: {', '.join(names[:_NAMES_SHOWN])}{more}"
+    return f"{name!r} is unknown; {f'did you mean {near[0]}?' if near else some}"
+
+
+_NAMES_SHOWN = 40

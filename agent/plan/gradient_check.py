@@ -463,5 +463,3 @@ def _equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
         )
         for n, one in first.items()
     )
-
-

@@ -7,6 +7,7 @@ import sys
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from mp_agent.cli import COMMANDS, GROUPS, main
 
@@ -99,3 +100,9 @@ def test_a_full_disk_behind_standard_output_is_said_in_one_line(arguments: list[
     said = done.stderr.splitlines()
     assert said[-1] == "mp-agent: the output cannot be written: No space left on device"
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_a_command_that_is_unknown_is_refused_with_the_one_that_is_like_it() -> None:
+    outcome = CliRunner().invoke(main, ["bactest", "train.log"])
+    assert outcome.exit_code == 2
+    assert "'bactest' is unknown; did you mean backtest?" in outcome.output
