@@ -463,3 +463,7 @@ def _equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
         )
         for n, one in first.items()
     )
+
+
+def _rms(weights: Tensor) -> float:
+    return float(weights.square().mean().sqrt()) if weights.numel() else 0.0
