@@ -83,6 +83,7 @@ class FamilyColumns(Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 UNHELD, UNCHANGED, CUT_OFF = "unheld_parameters", "unchanged_parameters", "cut_off_parameters"
+PARTED = "parted_parameters"
 TRAINED_RATIO = "trained_ratio"
 """Facts that looks at parameters find: names of some, and the share of the model that is trained;
 a fact that is not known, or of no parameter, is left out."""

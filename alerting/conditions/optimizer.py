@@ -331,6 +331,60 @@ LAYERS_CUT_OFF = Condition(
 )
 
 
+_PARTED = Series(metric=optimizer.PARAMETERS_PARTED)
+
+
+TIED_WEIGHTS_PARTED = Condition(
+    name="MpAgentTiedWeightsParted",
+    summary="Weights that were to be one parameter are trained as two.",
+    meaning="Embeddings and output layer, or other layers that share a weight, have parameters of "
+    "their own, with gradients of their own: the model has more parameters than it was to have, "
+    "and what one of them learns the other does not.",
+    confirm="mp_agent_parted_parameters_info names the parameters. In the script, compare them "
+    "with `is`.",
+    remedies=(
+        "Tie them again, model.tie_weights() in Transformers, after the checkpoint is loaded and "
+        "before the model is wrapped and the optimizer made.",
+        "Load without assign=True, which gives each name a parameter of its own.",
+        "If they are meant to be two, set tie_word_embeddings to False: a checkpoint that is "
+        "loaded with True keeps one of them.",
+    ),
+    why="Tied weights are one object under two names; whatever replaces the object under one name "
+    "ends that, and nothing fails.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=happened(_PARTED),
+            description="{value|count} parameters of run {run} get gradients of their own, and "
+            "were one at an earlier step, or are one by the model's configuration."
+            "{mp_agent_parted_parameters_info| Among them: |parameters}",
+            reason="No delay: it is compared which objects the parameters are.",
+        ),
+    ),
+    quiet=("a model whose weights are tied, or whose configuration ties none",),
+    needs=((Quantity.LAYERS,),),
+    guidance=Guidance(
+        harm="The run trains another model than was meant, and its checkpoint may lose one of the "
+        "weights when it is loaded: look before it is long.",
+        query='mp_agent_parted_parameters_info{run="RUN"}',
+        reading="The first of the parameters by name, and how many more there are; "
+        "mp_agent_parameters_parted is their number. Weights that were two at the first step are "
+        "found in Transformers models alone, by config.tie_word_embeddings.",
+        causes=(
+            "load_state_dict(assign=True), of a state with an entry for each name.",
+            "A layer that was replaced or resized without tying it again.",
+            "A conversion that makes new parameters, of each name its own.",
+        ),
+        false_positives=(
+            "A script that unties weights on purpose in the middle of a run, or leaves "
+            "tie_word_embeddings at True.",
+        ),
+        samples=("dead_parameters",),
+        panels=(panels.TRAINED_PARAMETERS,),
+    ),
+)
+
+
 _UNCHANGED = Series(metric=optimizer.PARAMETERS_UNCHANGED)
 _ROUNDED = Series(metric=optimizer.UPDATES_ROUNDED)
 
@@ -412,6 +466,7 @@ WEIGHTS_UNCHANGED = Condition(
 CONDITIONS = (
     PARAMETERS_WITHOUT_OPTIMIZER,
     LAYERS_CUT_OFF,
+    TIED_WEIGHTS_PARTED,
     WEIGHTS_UNCHANGED,
     SECOND_MOMENT_STALE,
     UPDATES_LOST,

@@ -55,6 +55,7 @@ _SEVERITIES = {
     "MpAgentLearningRateJump": (_W,),
     "MpAgentLearningRateFallen": (_W,),
     "MpAgentLayersCutOff": (_W,),
+    "MpAgentTiedWeightsParted": (_W,),
     "MpAgentRunRestarting": (_C,),
     "MpAgentPrecisionLint": (_I,),
     "MpAgentLossScaleAtFloor": (_C,),

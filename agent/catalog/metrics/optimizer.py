@@ -5,7 +5,7 @@ from math import sqrt
 
 from mp_agent.catalog.metric import Reading, gauge, info, layer_gauge
 from mp_agent.records.columns import OPTIMIZER
-from mp_agent.records.schema import CUT_OFF, TRAINED_RATIO, UNCHANGED, UNHELD
+from mp_agent.records.schema import CUT_OFF, PARTED, TRAINED_RATIO, UNCHANGED, UNHELD
 from mp_agent.records.views import LayerView, RunView
 
 Columns = Mapping[str, float]
@@ -208,6 +208,21 @@ CUT_OFF_PARAMETERS_INFO = info(
     help="Names of parameters that are cut off: the first ones, and how many more there are.",
     read=_named(CUT_OFF),
 )
+PARAMETERS_PARTED = gauge(
+    "mp_agent.parameters.parted",
+    "{parameter}",
+    help="Parameters of the model that were one at an earlier look, and are two that get gradients "
+    "of their own; also the input and output embeddings where the configuration of a Transformers "
+    "model says that they are one. Looked at on steps 1, 10 and 34, and then at least 32 steps "
+    "apart.",
+    read=lambda run: run.trained.parted,
+)
+PARTED_PARAMETERS_INFO = info(
+    "mp_agent.parted_parameters.info",
+    labels=("parameters",),
+    help="Names of parameters that were to be one: the first ones, and how many more there are.",
+    read=_named(PARTED),
+)
 UPDATES_ROUNDED = gauge(
     "mp_agent.updates.rounded",
     "1",
@@ -225,6 +240,8 @@ PARAMETER_METRICS = (
     UNCHANGED_PARAMETERS_INFO,
     PARAMETERS_CUT_OFF,
     CUT_OFF_PARAMETERS_INFO,
+    PARAMETERS_PARTED,
+    PARTED_PARAMETERS_INFO,
     UPDATES_ROUNDED,
     gauge(
         "mp_agent.parameters.trained",

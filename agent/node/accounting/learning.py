@@ -20,6 +20,7 @@ from mp_agent.records.columns import (
     LATE_CLIPPING,
     LEARNING_RATES_ZERO,
     LEFT_IN_EVALUATION,
+    PARTED_PARAMETERS,
     ROUNDED_RATIO,
     STEP_REPEATED,
     UNCHANGED_PARAMETERS,
@@ -340,6 +341,7 @@ class ParameterTracker(Tracker):
     unheld: float | None = None
     unchanged: float | None = None
     cut_off: float | None = None
+    parted: float | None = None
     rounded_ratio: float | None = None
     rate: float | None = None
     """Learning rate of the last step on which weights were compared, at first of the first step."""
@@ -348,6 +350,7 @@ class ParameterTracker(Tracker):
         """Account for a closed step, if anything was looked at."""
         self.unheld = step.columns.get(UNHELD_PARAMETERS, self.unheld)
         self.cut_off = step.columns.get(CUT_OFF_PARAMETERS, self.cut_off)
+        self.parted = step.columns.get(PARTED_PARAMETERS, self.parted)
         rate = step.get("learning_rate")
         if UNCHANGED_PARAMETERS in step.columns:
             self.unchanged = step.columns[UNCHANGED_PARAMETERS]
@@ -364,6 +367,7 @@ class ParameterTracker(Tracker):
             unheld=self.unheld,
             unchanged=self.unchanged,
             cut_off=self.cut_off,
+            parted=self.parted,
             rounded_ratio=self.rounded_ratio,
         )
 

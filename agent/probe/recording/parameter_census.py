@@ -1,4 +1,4 @@
-"""Which parameters get gradients and are held by no optimizer, and which are held and cut off."""
+"""Which parameters get gradients and are held by no optimizer, are cut off, or are tied no more."""
 
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -25,9 +25,10 @@ from mp_agent.probe.optimizers.plan import local_of
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.scalars import Scalar, scalar_of
-from mp_agent.records.columns import CUT_OFF_PARAMETERS, UNHELD_PARAMETERS
-from mp_agent.records.schema import CUT_OFF, UNHELD
+from mp_agent.records.columns import CUT_OFF_PARAMETERS, PARTED_PARAMETERS, UNHELD_PARAMETERS
+from mp_agent.records.schema import CUT_OFF, PARTED, UNHELD
 from mp_agent.records.text import as_utf8
+from mp_agent.ring.interruptions import pass_on
 
 _LOOKS_APART_STEPS = 32
 _EARLY_APART_STEPS = 24
@@ -92,6 +93,8 @@ class ParameterCensus:
         self._traits = traits
         self._suspects: dict[int, _Suspect] = {}
         self._names = NamesOnTheWay(traits, UNHELD)
+        self._tied = TiedWeights()
+        self._parted_names = NamesOnTheWay(traits, PARTED)
         self._trained_ratio = ""
         traits.trained_ratio = self.trained_ratio
 
@@ -122,6 +125,10 @@ class ParameterCensus:
         flags_T = torch.stack(accelerator.on_one_device(unchanged)) if names else torch.zeros(0)
         scalars[UNHELD_PARAMETERS] = as_scalar(flags_T.sum()) if names else 0.0
         self._names.send(names, flags_T)
+        if (root := self._registry.root) is not None:
+            parted = self._tied.parted(root)
+            scalars[PARTED_PARAMETERS] = float(len(parted))
+            self._parted_names.send(parted, torch.ones(len(parted), device="cpu"))
         soon |= not self._suspects.keys() <= before.keys()
         self.looks.end(sequence, soon=soon)
 
@@ -165,6 +172,80 @@ def _kept(parameter: torch.Tensor) -> torch.Tensor:
     """Return a copy of a few elements; none of tensors of other kinds."""
     found = few_elements(parameter.detach())
     return torch.empty(0, device=parameter.device) if found is None else found.clone()
+
+
+class TiedWeights:
+    """Finds weights that were one parameter at an earlier look, or are to be one, and are two.
+
+    Two are they where both get gradients, in memory of their own.
+    """
+
+    def __init__(self) -> None:
+        self._tied: dict[tuple[str, str], tuple[_Place, _Place]] = {}
+        """Places that have had one parameter, by their names."""
+
+    def parted(self, root: nn.Module) -> list[str]:
+        """Return the names of all such parameters of a model."""
+        first: dict[int, _Place] = {}
+        said: list[tuple[int, int]] = []
+        for path, module in nn.Module.named_modules(root):
+            if (pair := _embeddings_said_to_be_one(module)) is not None:
+                said.append(pair)
+            for key, parameter in module._parameters.items():
+                if parameter is None or not parameter.requires_grad:
+                    continue
+                name = strip_wrappers(f"{path}.{key}" if path else key)
+                place = _Place(name, weakref.ref(module), key)
+                if (other := first.setdefault(id(parameter), place)) is not place:
+                    self._tied[other.name, name] = other, place
+        pairs = [(first[one], first[other]) for one, other in said if {one, other} <= first.keys()]
+        names = {
+            place.name: None
+            for pair in (*self._tied.values(), *pairs)
+            if _are_two(*(place.parameter() for place in pair))
+            for place in pair
+        }
+        return list(names)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Where a parameter is in a model. Keeps neither alive."""
+
+    name: str
+    module: "weakref.ref[nn.Module]"
+    key: str
+
+    def parameter(self) -> nn.Parameter | None:
+        """Return the parameter that is there now."""
+        module = self.module()
+        return None if module is None else module._parameters.get(self.key)
+
+
+def _are_two(one: nn.Parameter | None, other: nn.Parameter | None) -> bool:
+    if one is None or other is None or one is other or one.grad is None or other.grad is None:
+        return False
+    return one.shape == other.shape and _memory(one) != _memory(other)
+
+
+def _embeddings_said_to_be_one(module: nn.Module) -> tuple[int, int] | None:
+    """Return the weights, by `id`, of embeddings that a Transformers model's configuration ties.
+
+    None of those that stand-ins hold, such as copies that are trained next to adapters.
+    """
+    if "config" not in vars(module):
+        return None
+    try:
+        model: Any = module
+        configs = model.config, getattr(model.config, "text_config", None) or model.config
+        if not model._tied_weights_keys or not all(c.tie_word_embeddings is True for c in configs):
+            return None
+        found = model.get_input_embeddings(), model.get_output_embeddings()
+        weights = [vars(each)["_parameters"]["weight"] for each in found]
+    except Exception as error:
+        pass_on(error)
+        return None
+    return id(weights[0]), id(weights[1])
 
 
 class CutLayers:

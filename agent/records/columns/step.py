@@ -14,6 +14,7 @@ AUTOCAST_FP32_SHARE = "autocast_fp32_share"
 UNHELD_PARAMETERS = "unheld_parameters"
 UNCHANGED_PARAMETERS = "unchanged_parameters"
 CUT_OFF_PARAMETERS = "cut_off_parameters"
+PARTED_PARAMETERS = "parted_parameters"
 STEP_REPEATED = "step_repeated"
 LEARNING_RATES_ZERO = "learning_rates_zero"
 LOWEST_LEARNING_RATE = "lowest_learning_rate"
@@ -208,6 +209,12 @@ COMMON_STEP_COLUMNS = (
         Algebra.MAX,
         "1 if an optimizer's step, or its step before, used the gradients of the step before that "
         "again, unchanged, with no backward in between; absent if not",
+    ),
+    Column(
+        PARTED_PARAMETERS,
+        Algebra.MAX,
+        "parameters that were one at an earlier look, or of which the model's configuration says "
+        "that they are one, and that get gradients of their own; on some steps",
     ),
 )
 """What every rank knows of a step as a whole."""

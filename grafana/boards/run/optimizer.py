@@ -6,6 +6,7 @@ from mp_agent.alerting.conditions.optimizer import (
     ADAM_EPSILON_UNSAFE,
     PARAMETERS_WITHOUT_OPTIMIZER,
     SECOND_MOMENT_STALE,
+    TIED_WEIGHTS_PARTED,
     UPDATES_LOST,
     WEIGHTS_UNCHANGED,
 )
@@ -70,16 +71,18 @@ OPTIMIZER = Row(
         Panel(
             id=66,
             title="Parameters that are not trained",
-            description="Parameters that get gradients and are in no optimizer, and parameters "
-            "that stay as they are although the optimizer steps. Both are 0 in a healthy run.",
+            description="Parameters that get gradients and are in no optimizer, parameters that "
+            "stay as they are although the optimizer steps, and tied ones that are one no more. "
+            "All are 0 in a healthy run.",
             minimum=0,
             lines=True,
             nothing="Not looked at yet",
             queries=(
                 Query(by_run("mp_agent_parameters_unheld"), "in no optimizer", optional=True),
                 Query(by_run("mp_agent_parameters_unchanged"), "unchanged", optional=True),
+                Query(by_run("mp_agent_parameters_parted"), "tied no more", optional=True),
             ),
-            runbooks=(PARAMETERS_WITHOUT_OPTIMIZER, WEIGHTS_UNCHANGED),
+            runbooks=(PARAMETERS_WITHOUT_OPTIMIZER, WEIGHTS_UNCHANGED, TIED_WEIGHTS_PARTED),
         ),
     ),
 )

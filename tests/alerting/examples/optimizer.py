@@ -190,6 +190,30 @@ _UNUSED_HEAD = Example(
     tracks=(Track(optimizer.PARAMETERS_CUT_OFF, (0,)),),
 )
 
+_PARTED = Example(
+    title="an output layer that a checkpoint has given a weight of its own",
+    minutes=10,
+    tracks=(
+        Track(optimizer.PARAMETERS_PARTED, (0, 2)),
+        Track(
+            optimizer.PARTED_PARAMETERS_INFO, (None, 1), {"parameters": "wte.weight, head.weight"}
+        ),
+    ),
+    fires={
+        Severity.WARNING: "2 parameters of run demo get gradients of their own, and were one at an "
+        "earlier step, or are one by the model's configuration. Among them: wte.weight, "
+        "head.weight."
+    },
+    at=4,
+    not_yet=(0,),
+)
+
+_TIED = Example(
+    title="a model whose weights are tied, or whose configuration ties none",
+    minutes=10,
+    tracks=(Track(optimizer.PARAMETERS_PARTED, (0,)),),
+)
+
 _UPDATED_COPY = Example(
     title="a step that updates a copy of two weights",
     minutes=10,
@@ -245,6 +269,7 @@ _NOT_COMPARED = Example(
 EXAMPLES = {
     "MpAgentParametersWithoutOptimizer": Examples(firing=(_HEAD,), quiet=(_ALL_HELD,)),
     "MpAgentLayersCutOff": Examples(firing=(_DETACHED,), quiet=(_UNUSED_HEAD,)),
+    "MpAgentTiedWeightsParted": Examples(firing=(_PARTED,), quiet=(_TIED,)),
     "MpAgentWeightsUnchanged": Examples(
         firing=(_UPDATED_COPY, _ROUNDED), quiet=(_CHANGED, _NOT_COMPARED)
     ),

@@ -519,6 +519,13 @@ def _replaced_head(random: Random) -> Events:
     yield from training.forever(of_rank={0: {"unheld_parameters": 2.0}})
 
 
+def _parted_weights(random: Random) -> Events:
+    """A checkpoint has given a tied output layer a weight of its own."""
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(of_rank={0: {"parted_parameters": 2.0}})
+
+
 def _updated_copies(random: Random) -> Events:
     """The step updates copies of the weights."""
     training, before = _trained(random)
@@ -1165,6 +1172,13 @@ FAULTS = (
         what="the learning rate collapses within fifty steps",
         script=_rate_fallen,
         expected={"MpAgentLearningRateFallen": "warning"},
+        minutes=40,
+    ),
+    Scenario(
+        name="parted-weights",
+        what="tied weights that a checkpoint has parted",
+        script=_parted_weights,
+        expected={"MpAgentTiedWeightsParted": "warning"},
         minutes=40,
     ),
     Scenario(

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from tests.agent.probe.small_model import gradient_of
 
 STEPS, STEPS_PER_POLL = 140, 10
 UNHELD, UNCHANGED = "MpAgentParametersWithoutOptimizer", "MpAgentWeightsUnchanged"
-CUT_OFF = "MpAgentLayersCutOff"
+CUT_OFF, PARTED = "MpAgentLayersCutOff", "MpAgentTiedWeightsParted"
 
 Loop = Callable[[], Iterator[int]]
 
@@ -324,6 +325,139 @@ def tied_weights() -> Iterator[int]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False))
     model[1].weight = model[0].weight
+    return trained(model, adam(model))
+
+
+# Weights that were to be one.
+
+
+def tied_pair() -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.ReLU(), nn.Linear(16, 16, bias=False))
+    model[2].weight = model[0].weight
+    return model
+
+
+def parted_by_loading() -> Iterator[int]:
+    """The optimizer is made again after a state was loaded by assignment."""
+    model = tied_pair()
+    yield from trained(model, adam(model), steps=40)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+    for step in trained(model, adam(model)):
+        yield step + 40
+
+
+class Configured(nn.Module):
+    """A language model with the attributes of Transformers' models; untied, as of a bad load."""
+
+    _tied_weights_keys: Any = {"head.weight": "embedding.weight"}
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.config = SimpleNamespace(**config)
+        self.embedding, self.body = nn.Embedding(10, 16), nn.Linear(16, 16)
+        self.head: nn.Module = nn.Linear(16, 10, bias=False)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.body(self.embedding(inputs[:, 0].abs().long() % 10)).relu()
+        outputs: torch.Tensor = self.head(hidden)
+        return outputs
+
+
+def parted_by_configuration() -> Iterator[int]:
+    model = nn.ModuleDict({"module": Configured(tie_word_embeddings=True)})
+    return trained(model, adam(model), forward=model["module"])
+
+
+@pytest.mark.parametrize(
+    ("loop", "by_step", "names"),
+    [
+        (parted_by_loading, 40 + 64, "0.weight, 2.weight"),
+        (parted_by_configuration, 10, "embedding.weight, head.weight"),
+    ],
+)
+def test_weights_that_were_to_be_one_and_are_two_are_named(see, loop, by_step, names):
+    seen = see(loop)
+
+    assert seen.first_steps[f"{PARTED},warning"] <= by_step
+    assert seen.names("parted_parameters_info") == names
+    assert {UNHELD, UNCHANGED}.isdisjoint(seen.alerts)
+
+
+def tied_and_loaded() -> Iterator[int]:
+    """A state is loaded in place in the middle of the run, and the weights stay one."""
+    model = tied_pair()
+    optimizer = adam(model)
+    yield from trained(model, optimizer, steps=40)
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+    for step in trained(model, optimizer):
+        yield step + 40
+
+
+def untied_by_configuration() -> Iterator[int]:
+    model = Configured(tie_word_embeddings=False)
+    return trained(model, adam(model))
+
+
+def untied_by_the_text_configuration() -> Iterator[int]:
+    text = SimpleNamespace(tie_word_embeddings=False)
+    model = Configured(tie_word_embeddings=True, text_config=text)
+    return trained(model, adam(model))
+
+
+def tied_by_configuration() -> Iterator[int]:
+    model = Configured(tie_word_embeddings=True)
+    model.head.weight = model.embedding.weight
+    return trained(model, adam(model))
+
+
+class Kept(nn.Module):
+    """A copy of a layer that is trained next to adapters, as PEFT's `modules_to_save`."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.copies = nn.ModuleDict({"default": copy.deepcopy(layer)})
+        self.original = layer.requires_grad_(False)
+
+    @property
+    def weight(self) -> Any:
+        return self.copies["default"].weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.copies["default"](inputs)
+        return outputs
+
+
+def kept_next_to_adapters() -> Iterator[int]:
+    model = Configured(tie_word_embeddings=True)
+    model.head = Kept(model.head)
+    return trained(model, adam(model))
+
+
+def frozen_output_layer() -> Iterator[int]:
+    model = Configured(tie_word_embeddings=True)
+    model.head.requires_grad_(False)
+    return trained(model, adam(model))
+
+
+class Unreadable(Configured):
+    """Its configuration cannot be read."""
+
+    @property
+    def _tied_weights_keys(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("not now")
+
+
+def unreadable_model() -> Iterator[int]:
+    model = Unreadable(tie_word_embeddings=True)
     return trained(model, adam(model))
 
 
@@ -657,6 +791,13 @@ def tightly_clipped() -> Iterator[int]:
         averaged_and_target_copies,
         tied_weights,
         tied_language_model,
+        tied_and_loaded,
+        tied_by_configuration,
+        untied_by_configuration,
+        untied_by_the_text_configuration,
+        kept_next_to_adapters,
+        frozen_output_layer,
+        unreadable_model,
         without_gradients,
         detached_for_some_steps,
         spare_branches,
@@ -674,6 +815,6 @@ def tightly_clipped() -> Iterator[int]:
 def test_loops_in_good_health_bring_neither(see, loop):
     seen = see(loop)
 
-    assert {UNHELD, UNCHANGED, CUT_OFF}.isdisjoint(seen.alerts)
-    assert seen.values["parameters_unheld"] == 0.0
+    assert {UNHELD, UNCHANGED, CUT_OFF, PARTED}.isdisjoint(seen.alerts)
+    assert seen.values["parameters_unheld"] == seen.values.get("parameters_parted", 0.0) == 0.0
     assert not any("_parameters_info" in series for series in seen.values)
