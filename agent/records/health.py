@@ -162,7 +162,8 @@ class TrainedParameters:
     unheld: parameters that get gradients and that no optimizer holds. unchanged: those that did not
     change although they were to. cut_off: those of layers that feed others, and get no gradient.
     parted: those that were one parameter, or are to be. rounded_ratio: share of the elements in at
-    most 16 bits that did not change; None also while the learning rate rises, or is far below its highest.
+    most 16 bits that did not change; None also while the learning rate rises, or is far below its
+    highest.
     """
 
     unheld: float | None = None

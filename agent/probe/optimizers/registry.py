@@ -90,6 +90,13 @@ class OptimizerRegistry:
         self._plan_maker.forget_live_objects()
         return any(map(has_gradient, found))
 
+    def trains_any(self) -> bool:
+        """Return whether any parameter requires gradients, those of all live modules."""
+        modules = self._plan_maker.live_objects().modules
+        self._plan_maker.forget_live_objects()
+        own = (each for module in modules for each in module._parameters.values())
+        return any(each is not None and each.requires_grad for each in own)
+
     def of(self, optimizer: Optimizer) -> WatchedOptimizer | None:
         """Return what is watched for steps of `optimizer`; None when there is nothing."""
         for watched in self.roles.watched:

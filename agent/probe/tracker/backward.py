@@ -89,12 +89,17 @@ class LossTracking:
 
 
 UNKNOWN_OPTIMIZER = "training without an optimizer that mp_agent knows"
+NEVER_STEPPED = "gradients of an optimizer that has not stepped in 64 backwards"
 
 _UNUSED_GRADIENTS_AT_MOST = 64
 """How often gradients are cleared before any optimizer steps until none is expected to."""
 
 _EARLY_BACKWARDS_AT_MOST = 20
 """Backwards without an optimizer by which a process trains with one that is not known."""
+_ACCUMULATED_AT_MOST = 2048
+"""Backwards before any optimizer steps by which none is expected to, although nothing is cleared:
+twice those of a large batch."""
+_DOUBTFUL_BACKWARDS = (_EARLY_BACKWARDS_AT_MOST, _ACCUMULATED_AT_MOST)
 
 
 class BackwardTracking:
@@ -119,6 +124,8 @@ class BackwardTracking:
         """Losses of the step before the backward under way."""
         self._early_backwards = 0
         """Backwards before any optimizer was known."""
+        self._doubtful = False
+        """There were so many of these that an optimizer is to be searched for."""
 
     def begins(self, roots: object, seeds: object, inputs: Sequence[torch.Tensor] | None) -> None:
         """Add the loss to the step; what was measured so far is outdated."""
@@ -151,6 +158,8 @@ class BackwardTracking:
         """
         context, thread = self._context, self._context.thread
         thread.in_backward = False
+        if self._doubtful:
+            self._search_optimizer()
         if context.trains_other_model:
             return
         context.parts.backward_ended(within_step=thread.in_closure)
@@ -191,12 +200,14 @@ class BackwardTracking:
         step, first = context.step, context.registry.first
         if isnan(step.backward_seconds) or context.trains_other_model or within_backward():
             return
+        if first is None or step.sequence == 1:
+            self._unused_gradients += 1
+            if self._unused_gradients == _UNUSED_GRADIENTS_AT_MOST:
+                expects = context.registry.expects_step()
+                context.note_unsupported(NEVER_STEPPED if expects else UNKNOWN_OPTIMIZER)
         if first is None:
             if not step.gradients_kept:
                 step.note_cleared(owner)
-            self._unused_gradients += 1
-            if self._unused_gradients == _UNUSED_GRADIENTS_AT_MOST:
-                context.note_unsupported(UNKNOWN_OPTIMIZER)
             return
         if not first.is_cleared_by(owner):
             return
@@ -214,16 +225,24 @@ class BackwardTracking:
             self._context.step.gradients_kept = True
 
     def _connect(self) -> None:
-        """Open the ring; say so where many backwards have been made and no optimizer is known."""
+        """Open the ring; of an optimizer that is not known, at the latest after many backwards."""
         context = self._context
         if context.registry.first is None:
             self._early_backwards += 1
-            if self._early_backwards == _EARLY_BACKWARDS_AT_MOST:
-                context.awaits_optimizer = False
-                if not context.registry.expects_step():
-                    context.note_unsupported(UNKNOWN_OPTIMIZER)
+            context.awaits_optimizer &= self._early_backwards < _EARLY_BACKWARDS_AT_MOST
+            self._doubtful = self._early_backwards in _DOUBTFUL_BACKWARDS
         if not context.awaits_optimizer or context.registry.knows_any:
             context.connection.ensure()
+
+    def _search_optimizer(self) -> None:
+        """Say so where there is none for the gradients that are there, or one that never steps."""
+        self._doubtful = False
+        context = self._context
+        if not context.registry.expects_step():
+            if context.registry.trains_any():
+                context.note_unsupported(UNKNOWN_OPTIMIZER)
+        elif self._early_backwards == _ACCUMULATED_AT_MOST:
+            context.note_unsupported(NEVER_STEPPED)
 
     def _reaches(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Return whether any of `inputs` may be one of the first optimizer's parameters."""

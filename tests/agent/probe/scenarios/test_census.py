@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -351,7 +351,7 @@ def parted_by_loading() -> Iterator[int]:
 class Configured(nn.Module):
     """A language model with the attributes of Transformers' models; untied, as of a bad load."""
 
-    _tied_weights_keys: Any = {"head.weight": "embedding.weight"}
+    _tied_weights_keys: ClassVar[Any] = {"head.weight": "embedding.weight"}
 
     def __init__(self, **config: Any) -> None:
         super().__init__()

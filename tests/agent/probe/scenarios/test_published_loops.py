@@ -379,3 +379,41 @@ def test_a_loop_that_updates_weights_by_hand_is_warned_that_nothing_is_measured(
             assert parameter.grad is not None
             parameter.data.add_(parameter.grad, alpha=-0.1)
     assert watched.state().unsupported == ("training without an optimizer that mp_agent knows",)
+
+
+_NEVER_STEPPED = ("gradients of an optimizer that has not stepped in 64 backwards",)
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("clears", ["optimizer", "model"])
+def test_a_loop_whose_optimizer_never_steps_is_warned_after_64_backwards(watch, clears, clips):
+    watched, model = watch(), make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(70):
+        (model if clears == "model" else optimizer).zero_grad()
+        make_loss(model, step).backward()
+        if clips:
+            clip_grad_norm_(model.parameters(), 1.0)
+    assert watched.state().unsupported == _NEVER_STEPPED
+
+
+@pytest.mark.parametrize(("backwards", "seen"), [(1024, ()), (2100, _NEVER_STEPPED)])
+def test_gradients_may_add_up_for_a_thousand_backwards_before_the_first_step(
+    watch, backwards, seen
+):
+    watched, model = watch(), make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(backwards):
+        make_loss(model, step).backward()
+    optimizer.step()
+    assert watched.state().unsupported == seen
+
+
+def test_gradients_of_inputs_alone_are_no_training(watch):
+    """Attribution, with a model that is frozen."""
+    watched, model = watch(), make_model().requires_grad_(False)
+    for _ in range(80):
+        inputs = torch.randn(3, 4, requires_grad=True)
+        model(inputs).sum().backward()
+    watch_state = watched.state()
+    assert (watch_state.unsupported, watch_state.probe_errors) == ((), 0)
