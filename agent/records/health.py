@@ -163,7 +163,8 @@ class TrainedParameters:
     change although they were to. cut_off: those of layers that feed others, and get no gradient.
     parted: those that were one parameter, or are to be. rounded_ratio: share of the elements in at
     most 16 bits that did not change; None also while the learning rate rises, or is far below its
-    highest.
+    highest. resumed_without_state: steps before the attempt's first, where its optimizer has lost
+    what it keeps.
     """
 
     unheld: float | None = None
@@ -171,6 +172,7 @@ class TrainedParameters:
     cut_off: float | None = None
     parted: float | None = None
     rounded_ratio: float | None = None
+    resumed_without_state: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

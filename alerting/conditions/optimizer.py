@@ -463,11 +463,62 @@ WEIGHTS_UNCHANGED = Condition(
 )
 
 
+OPTIMIZER_STATE_LOST = Condition(
+    name="MpAgentOptimizerStateLost",
+    summary="The run goes on from a checkpoint, and its optimizer has lost its state.",
+    meaning="The schedule of the learning rate, or the trainer, goes on from a step far from the "
+    "first, and the optimizer began with empty state. Momentum and second moments start from 0: "
+    "at the learning rate of a run in full progress, the first updates are not those that the run "
+    "would have made, and the loss may rise for some hundred steps.",
+    confirm="mp_agent_resumed_without_state_steps. In the script, print len(optimizer.state) after "
+    "the checkpoint is loaded.",
+    remedies=(
+        "Save optimizer.state_dict() with the weights, and load it before the first step; of "
+        "sharded optimizers all shards (torch.distributed.checkpoint).",
+        "With Transformers, see that the checkpoint has optimizer.pt: save_only_model leaves it "
+        "out, and the trainer then resumes without it.",
+        "If the state is gone, warm the learning rate up again.",
+    ),
+    why="Weights alone do not make a checkpoint: nothing fails when the rest is missing.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=Compare(
+                Series(metric=optimizer.RESUMED_WITHOUT_STATE), ">", limit("resumed_steps")
+            ),
+            description="Run {run} goes on after {value|count} steps, by its schedule or its "
+            "trainer, and its optimizer, which keeps state, began without any.",
+            reason="No delay: it is known at the fourth step, and each step makes new state.",
+        ),
+    ),
+    quiet=("a run that resumes with the state of its optimizer, or begins at step 1",),
+    needs=((Quantity.OPTIMIZER,),),
+    guidance=Guidance(
+        harm="The run goes on and may need some hundred steps to find back. Stop it soon if the "
+        "state is there to be loaded.",
+        query='mp_agent_resumed_without_state_steps{run="RUN"}',
+        reading="The steps that were made before this attempt's first one. It is shown for 1000 "
+        "steps, in which new state is made.",
+        causes=(
+            "A checkpoint of the weights and the schedule alone.",
+            "The optimizer is made again after its state was loaded.",
+            "A trainer that leaves out what is missing in the checkpoint.",
+        ),
+        false_positives=(
+            "State that is discarded on purpose at a restart, while the schedule goes on.",
+        ),
+        samples=("faster_second_moment",),
+        panels=(panels.UPDATE_SIZE, panels.LOSS),
+    ),
+)
+
+
 CONDITIONS = (
     PARAMETERS_WITHOUT_OPTIMIZER,
     LAYERS_CUT_OFF,
     TIED_WEIGHTS_PARTED,
     WEIGHTS_UNCHANGED,
+    OPTIMIZER_STATE_LOST,
     SECOND_MOMENT_STALE,
     UPDATES_LOST,
     ADAM_EPSILON_UNSAFE,

@@ -56,6 +56,7 @@ _SEVERITIES = {
     "MpAgentLearningRateFallen": (_W,),
     "MpAgentLayersCutOff": (_W,),
     "MpAgentTiedWeightsParted": (_W,),
+    "MpAgentOptimizerStateLost": (_W,),
     "MpAgentRunRestarting": (_C,),
     "MpAgentPrecisionLint": (_I,),
     "MpAgentLossScaleAtFloor": (_C,),

@@ -322,6 +322,7 @@ def _step_values(rank: int, sequence: int, changes: Values) -> FloatArray:
         "unchanged_parameters": 0.0,
         "cut_off_parameters": 0.0,
         "parted_parameters": 0.0,
+        "resumed_without_state": nan,
         "learning_rates_zero": 0.0,
         "rounded_ratio": 0.25,
         "step_seconds": STEP_SECONDS,

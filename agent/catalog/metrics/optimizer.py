@@ -223,6 +223,16 @@ PARTED_PARAMETERS_INFO = info(
     help="Names of parameters that were to be one: the first ones, and how many more there are.",
     read=_named(PARTED),
 )
+RESUMED_WITHOUT_STATE = gauge(
+    "mp_agent.resumed_without_state.steps",
+    "{step}",
+    thresholds=("resumed_steps",),
+    help="Steps that a schedule of the learning rate, or the trainer of a framework, has counted "
+    "before the first one of the attempt, where the optimizer keeps state and began without any: "
+    "Adam's moments start from 0. Known at the fourth step, shown up to the thousandth; absent if "
+    "it is not so.",
+    read=lambda run: run.trained.resumed_without_state,
+)
 UPDATES_ROUNDED = gauge(
     "mp_agent.updates.rounded",
     "1",
@@ -242,6 +252,7 @@ PARAMETER_METRICS = (
     CUT_OFF_PARAMETERS_INFO,
     PARAMETERS_PARTED,
     PARTED_PARAMETERS_INFO,
+    RESUMED_WITHOUT_STATE,
     UPDATES_ROUNDED,
     gauge(
         "mp_agent.parameters.trained",

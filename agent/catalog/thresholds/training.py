@@ -258,6 +258,13 @@ TRAINING_THRESHOLDS = (
         "fall by a schedule that was meant so",
     ),
     Threshold(
+        name="resumed_steps",
+        value=10.0,
+        unit="{step}",
+        meaning="steps by which a schedule or a trainer is ahead of the first step of a run that "
+        "goes on from a checkpoint",
+    ),
+    Threshold(
         name="loop_mistake_steps",
         value=32.0,
         unit="{step}",

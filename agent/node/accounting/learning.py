@@ -21,6 +21,7 @@ from mp_agent.records.columns import (
     LEARNING_RATES_ZERO,
     LEFT_IN_EVALUATION,
     PARTED_PARAMETERS,
+    RESUMED_WITHOUT_STATE,
     ROUNDED_RATIO,
     STEP_REPEATED,
     UNCHANGED_PARAMETERS,
@@ -332,6 +333,8 @@ _SETTLED_SHARE = 0.3
 """Share of its highest value that the learning rate has where a schedule does not explain that
 updates are rounded away."""
 _RISING = 1.05
+_STATE_MADE_STEPS = 1000
+"""Steps after which Adam's second moment, at a beta of 0.999, is made anew."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -345,12 +348,19 @@ class ParameterTracker(Tracker):
     rounded_ratio: float | None = None
     rate: float | None = None
     """Learning rate of the last step on which weights were compared, at first of the first step."""
+    resumed_without_state: float | None = None
+    steps_since_resumed: int = 0
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Account for a closed step, if anything was looked at."""
         self.unheld = step.columns.get(UNHELD_PARAMETERS, self.unheld)
         self.cut_off = step.columns.get(CUT_OFF_PARAMETERS, self.cut_off)
         self.parted = step.columns.get(PARTED_PARAMETERS, self.parted)
+        self.steps_since_resumed += 1
+        if (found := step.columns.get(RESUMED_WITHOUT_STATE)) is not None:
+            self.resumed_without_state, self.steps_since_resumed = found, 0
+        elif self.steps_since_resumed > _STATE_MADE_STEPS:
+            self.resumed_without_state = None
         rate = step.get("learning_rate")
         if UNCHANGED_PARAMETERS in step.columns:
             self.unchanged = step.columns[UNCHANGED_PARAMETERS]
@@ -369,6 +379,7 @@ class ParameterTracker(Tracker):
             cut_off=self.cut_off,
             parted=self.parted,
             rounded_ratio=self.rounded_ratio,
+            resumed_without_state=self.resumed_without_state,
         )
 
 

@@ -247,11 +247,23 @@ _FRAMEWORKS: dict[tuple[str, str], Callable[[Any], int]] = {
 _FRAMES_AT_MOST = 200
 
 
+STATE_KNOWN_STEP = 4
+"""When a schedule has shown how far it is, and an optimizer whether it keeps state."""
+
+
 class TrainerStep:
-    """Knows by how much the trainer's number is ahead of our sequence number."""
+    """Knows by how much the trainer's number is ahead of our sequence number.
+
+    resumed_without_state: by how much a schedule, or a framework's trainer, is ahead at step 4,
+    where the optimizer keeps state and began without any; else 0.
+    """
 
     def __init__(self) -> None:
         self.lead = 0
+        self.resumed_without_state = 0
+        self._ahead = 0
+        self._began_empty: int | None = None
+        """`id` of the first optimizer, where it had no state before its first step; else 0."""
         self._observed = False
         self._completed: Callable[[], int | None] | None = None
         self._optimizer = 0
@@ -266,6 +278,8 @@ class TrainerStep:
 
     def inspect(self, optimizer: Optimizer, sequence: int) -> None:
         """Learn the number of step `sequence`, which `optimizer` is about to make."""
+        if sequence <= STATE_KNOWN_STEP:
+            self._look_at_state(optimizer, sequence)
         if self._observed:
             return
         if id(optimizer) != self._optimizer:
@@ -273,7 +287,7 @@ class TrainerStep:
             self._completed = _framework_on_stack()
         completed = None if self._completed is None else self._completed()
         if completed is not None:
-            self.lead = completed + 1 - sequence
+            self.lead = self._ahead = completed + 1 - sequence
             return
         if self._arriving is not None and (value := self._arriving.value()) is not None:
             self._learn(value, self._arriving.sequence)
@@ -295,8 +309,16 @@ class TrainerStep:
     def scheduler_stepped(self, last_epoch: object, sequence: int) -> None:
         """Learn from a scheduler of the optimizer, stepped after step `sequence`."""
         lead = self._schedule.lead(last_epoch, sequence)
+        self._ahead = max(self._ahead, lead or 0)
         if lead is not None and not self._observed and self.lead == 0:
             self.lead = lead
+
+    def _look_at_state(self, optimizer: Optimizer, sequence: int) -> None:
+        if self._began_empty is None:
+            empty = sequence == 1 and not _keeps_state(optimizer)
+            self._began_empty = id(optimizer) if empty else 0
+        elif sequence == STATE_KNOWN_STEP and self._began_empty == id(optimizer):
+            self.resumed_without_state = self._ahead if _keeps_state(optimizer) else 0
 
     def _learn(self, completed: float, sequence: int) -> None:
         if completed >= 1:
@@ -375,6 +397,14 @@ def _counter(trainer: object, completed: Callable[[Any], int]) -> Callable[[], i
             return None  # also once the trainer is gone
 
     return count
+
+
+def _keeps_state(optimizer: Optimizer) -> bool:
+    """Return whether there is any state of any parameter."""
+    return any(
+        isinstance(state, dict) and any(value is not None for value in state.values())
+        for state in optimizer.state.values()
+    )
 
 
 def _steps_in_state(optimizer: Optimizer) -> Scalar | None:

@@ -13,11 +13,12 @@ from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.ring_connection import RingConnection
 from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
-from mp_agent.probe.step.boundaries import StepBoundaries, TrainerStep
+from mp_agent.probe.step.boundaries import STATE_KNOWN_STEP, StepBoundaries, TrainerStep
 from mp_agent.probe.step.loop_order import LoopOrder
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.step.phases import PhaseMarks, StepParts
 from mp_agent.probe.step.thread_progress import ThreadProgress
+from mp_agent.records.columns import RESUMED_WITHOUT_STATE
 from mp_agent.records.steps import Phase
 
 
@@ -106,6 +107,9 @@ class TrackerContext:
         if (optimizer := watched.optimizer) is not None:
             self.trainer_step.inspect(optimizer, sequence)
             self.recorder.trainer_lead = self.trainer_step.lead
+            if sequence == STATE_KNOWN_STEP and self.trainer_step.resumed_without_state:
+                ahead = float(self.trainer_step.resumed_without_state)
+                self.step.scalars[RESUMED_WITHOUT_STATE] = ahead
 
     def update_trainer_lead(self) -> None:
         """Let records carry the trainer's step number as it is known now."""

@@ -15,6 +15,7 @@ UNHELD_PARAMETERS = "unheld_parameters"
 UNCHANGED_PARAMETERS = "unchanged_parameters"
 CUT_OFF_PARAMETERS = "cut_off_parameters"
 PARTED_PARAMETERS = "parted_parameters"
+RESUMED_WITHOUT_STATE = "resumed_without_state"
 STEP_REPEATED = "step_repeated"
 LEARNING_RATES_ZERO = "learning_rates_zero"
 LOWEST_LEARNING_RATE = "lowest_learning_rate"
@@ -215,6 +216,12 @@ COMMON_STEP_COLUMNS = (
         Algebra.MAX,
         "parameters that were one at an earlier look, or of which the model's configuration says "
         "that they are one, and that get gradients of their own; on some steps",
+    ),
+    Column(
+        RESUMED_WITHOUT_STATE,
+        Algebra.MAX,
+        "steps that a schedule of the learning rate, or a framework's trainer, has counted before "
+        "the first one, where the optimizer keeps state and began without any; on the fourth step",
     ),
 )
 """What every rank knows of a step as a whole."""

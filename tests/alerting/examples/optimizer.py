@@ -214,6 +214,24 @@ _TIED = Example(
     tracks=(Track(optimizer.PARAMETERS_PARTED, (0,)),),
 )
 
+_RESUMED = Example(
+    title="a checkpoint of the weights and the schedule, without the optimizer",
+    minutes=10,
+    tracks=(Track(optimizer.RESUMED_WITHOUT_STATE, (None, 5000)),),
+    fires={
+        Severity.WARNING: "Run demo goes on after 5000 steps, by its schedule or its trainer, and "
+        "its optimizer, which keeps state, began without any."
+    },
+    at=4,
+    not_yet=(0,),
+)
+
+_NOT_LOST = Example(
+    title="a run that resumes with the state of its optimizer, or begins at step 1",
+    minutes=10,
+    tracks=(Track(optimizer.RESUMED_WITHOUT_STATE, (None, 1)),),
+)
+
 _UPDATED_COPY = Example(
     title="a step that updates a copy of two weights",
     minutes=10,
@@ -270,6 +288,7 @@ EXAMPLES = {
     "MpAgentParametersWithoutOptimizer": Examples(firing=(_HEAD,), quiet=(_ALL_HELD,)),
     "MpAgentLayersCutOff": Examples(firing=(_DETACHED,), quiet=(_UNUSED_HEAD,)),
     "MpAgentTiedWeightsParted": Examples(firing=(_PARTED,), quiet=(_TIED,)),
+    "MpAgentOptimizerStateLost": Examples(firing=(_RESUMED,), quiet=(_NOT_LOST,)),
     "MpAgentWeightsUnchanged": Examples(
         firing=(_UPDATED_COPY, _ROUNDED), quiet=(_CHANGED, _NOT_COMPARED)
     ),

@@ -526,6 +526,14 @@ def _parted_weights(random: Random) -> Events:
     yield from training.forever(of_rank={0: {"parted_parameters": 2.0}})
 
 
+def _resumed_without_state(random: Random) -> Events:
+    """The schedule goes on after 5000 steps, and the optimizer's state is new."""
+    training, before = _trained(random)
+    yield from before
+    yield training.step(of_rank={0: {"resumed_without_state": 5000.0}})
+    yield from training.forever()
+
+
 def _updated_copies(random: Random) -> Events:
     """The step updates copies of the weights."""
     training, before = _trained(random)
@@ -1179,6 +1187,13 @@ FAULTS = (
         what="tied weights that a checkpoint has parted",
         script=_parted_weights,
         expected={"MpAgentTiedWeightsParted": "warning"},
+        minutes=40,
+    ),
+    Scenario(
+        name="resumed-without-state",
+        what="a run that resumes with its weights and schedule and without its optimizer's state",
+        script=_resumed_without_state,
+        expected={"MpAgentOptimizerStateLost": "warning"},
         minutes=40,
     ),
     Scenario(

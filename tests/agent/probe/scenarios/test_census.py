@@ -9,13 +9,16 @@ health, of the same looks, bring nothing.
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
 
 from mp_agent.node.conditions import tracker
@@ -29,8 +32,16 @@ from tests.agent.probe.small_model import gradient_of
 STEPS, STEPS_PER_POLL = 140, 10
 UNHELD, UNCHANGED = "MpAgentParametersWithoutOptimizer", "MpAgentWeightsUnchanged"
 CUT_OFF, PARTED = "MpAgentLayersCutOff", "MpAgentTiedWeightsParted"
+STATE_LOST = "MpAgentOptimizerStateLost"
 
 Loop = Callable[[], Iterator[int]]
+
+
+@pytest.fixture
+def single_rank_group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 class Seen:
@@ -459,6 +470,81 @@ class Unreadable(Configured):
 def unreadable_model() -> Iterator[int]:
     model = Unreadable(tie_word_embeddings=True)
     return trained(model, adam(model))
+
+
+# Runs that resume.
+
+
+def sgd(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), **settings)
+
+
+def scheduled(
+    make: Callable[..., torch.optim.Optimizer] = adam,
+    *,
+    keeps: bool = False,
+    after_steps: int = 5000,
+    **settings: Any,
+) -> Iterator[int]:
+    """A schedule of the rate goes on after some steps; keeps: the state of Adam does, too."""
+    model = make_model()
+    optimizer = make(model, lr=1e-3, **settings)
+    if keeps:
+        state = {
+            place: {
+                "step": torch.tensor(float(after_steps)),
+                "exp_avg": torch.zeros_like(each),
+                "exp_avg_sq": torch.ones_like(each),
+            }
+            for place, each in enumerate(model.parameters())
+        }
+        if isinstance(optimizer, ZeroRedundancyOptimizer):
+            optimizer.consolidate_state_dict()
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    schedule.load_state_dict(schedule.state_dict() | {"last_epoch": after_steps})
+    return trained(model, optimizer, after=lambda step: schedule.step())
+
+
+@pytest.mark.parametrize("loop", [scheduled, partial(scheduled, sgd, momentum=0.9)])
+def test_a_schedule_that_goes_on_with_an_optimizer_of_empty_state_is_named(see, loop):
+    seen = see(loop)
+
+    assert seen.first_steps[f"{STATE_LOST},warning"] <= 10
+    assert seen.values["resumed_without_state_steps"] == 5000.0
+
+
+def optimizer_replaced_on_purpose() -> Iterator[int]:
+    """ReLoRA's resets: the schedule goes on with new state in the middle of the run."""
+    model = make_model()
+    optimizer = adam(model, lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+    def after(step: int) -> None:
+        schedule.step()
+        if step % 30 == 0:
+            optimizer.state.clear()
+
+    return trained(model, optimizer, after=after)
+
+
+def zero_optimizer(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, **settings)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        partial(scheduled, keeps=True),
+        partial(scheduled, after_steps=0),
+        partial(scheduled, after_steps=1),
+        partial(scheduled, sgd),
+        partial(scheduled, zero_optimizer, keeps=True),
+        optimizer_replaced_on_purpose,
+    ],
+)
+def test_runs_that_keep_their_state_or_begin_anew_bring_none(see, loop, single_rank_group):
+    assert STATE_LOST not in see(loop).alerts
 
 
 # Layers that are cut off from the loss.
