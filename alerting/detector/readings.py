@@ -105,7 +105,7 @@ class Readings:
 
     def first_of(self, count: float, step: int) -> int:
         """Return the first of the last `count` steps that end with `step`, as far as is known."""
-        place = bisect_right(self._steps, step) - int(count)
+        place = bisect_right(self._steps, step) - max(int(count), 1)
         known = self._steps[max(place, 0)] if self._steps else step
         return max(1, min(known, step) + min(place, 0))
 

@@ -3,7 +3,8 @@
 
 import copy
 from contextlib import nullcontext
-from typing import cast
+from types import SimpleNamespace
+from typing import ClassVar, cast
 
 import torch
 from torch import nn
@@ -300,6 +301,8 @@ def adapters_of_zeros(wrong: bool) -> None:
 
 
 class _Tied(nn.Module):
+    _tied_weights_keys: ClassVar = {"head.weight": "embedding.weight"}
+
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(FEATURES, WIDTH)
@@ -310,6 +313,20 @@ class _Tied(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(functional.gelu(self.body(self.embedding(tokens))))
         return logits
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return what models of Transformers return."""
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return what models of Transformers return."""
+        return self.head
+
+
+def _update_tied(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    inputs, _ = make_batch()
+    tokens = inputs.abs().argmax(1)
+    update(optimizer, functional.cross_entropy(model(tokens), (tokens + 1) % FEATURES))
 
 
 @silent_error("optimizer")
@@ -322,9 +339,68 @@ def tied_weights_parted(wrong: bool) -> None:
     replicas = make_replicas(model)
     optimizer = make_sgd(replicas)
     for _ in steps_of():
-        inputs, _ = make_batch()
-        tokens = inputs.abs().argmax(1)
-        update(optimizer, functional.cross_entropy(replicas(tokens), (tokens + 1) % FEATURES))
+        _update_tied(replicas, optimizer)
+
+
+@silent_error("optimizer", ONSET_STEP)
+def tied_weights_parted_later(wrong: bool) -> None:
+    """From some step on a checkpoint that was loaded by assignment has parted two tied weights."""
+    model = _Tied()
+    replicas, optimizer = make_replicas(model), make_sgd(model)
+    for step in steps_of():
+        if step == ONSET_STEP:
+            state = {name: value.clone() for name, value in model.state_dict().items()}
+            model.load_state_dict(state, assign=wrong)
+            replicas, optimizer = make_replicas(model), make_sgd(model)
+        _update_tied(replicas, optimizer)
+
+
+@silent_error("optimizer")
+def embeddings_said_to_be_tied(wrong: bool) -> None:
+    """Loading has parted weights of which the configuration of the model says that they are one."""
+    model = _Tied()
+    model.config = SimpleNamespace(tie_word_embeddings=True)  # type: ignore[assignment]
+    if wrong:
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+    replicas = make_replicas(model)
+    optimizer = make_sgd(replicas)
+    for _ in steps_of():
+        _update_tied(replicas, optimizer)
+
+
+@silent_error("optimizer", 1001)
+def resumed_without_the_optimizer(wrong: bool) -> None:
+    """The weights and the schedule go on after 1000 steps, and the optimizer is a new one."""
+    model = make_replicas()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    if not wrong:
+        state = {
+            place: {
+                "step": torch.tensor(1000.0),
+                "exp_avg": torch.zeros_like(each),
+                "exp_avg_sq": torch.full_like(each, 1e-4),
+            }
+            for place, each in enumerate(model.parameters())
+        }
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2000)
+    schedule.load_state_dict(schedule.state_dict() | {"last_epoch": 1000})
+    for _ in steps_of():
+        update(optimizer, loss_of(model))
+        schedule.step()
+
+
+@silent_error("loop")
+def never_stepped(wrong: bool) -> None:
+    """The step is in a branch that is never taken."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    for step in steps_of():
+        optimizer.zero_grad()
+        torch.autograd.backward(loss_of(model))
+        if not wrong or step > STEPS:
+            optimizer.step()
 
 
 @silent_error("optimizer", ONSET_STEP)

@@ -226,7 +226,6 @@ PARTED_PARAMETERS_INFO = info(
 RESUMED_WITHOUT_STATE = gauge(
     "mp_agent.resumed_without_state.steps",
     "{step}",
-    thresholds=("resumed_steps",),
     help="Steps that a schedule of the learning rate, or the trainer of a framework, has counted "
     "before the first one of the attempt, where the optimizer keeps state and began without any: "
     "Adam's moments start from 0. Known at the fourth step, shown up to the thousandth; absent if "

@@ -334,7 +334,7 @@ _SETTLED_SHARE = 0.3
 updates are rounded away."""
 _RISING = 1.05
 _STATE_MADE_STEPS = 1000
-"""Steps after which Adam's second moment, at a beta of 0.999, is made anew."""
+"""Steps after which Adam's second moment, at a beta of 0.999, has been made again."""
 
 
 @dataclass(slots=True, kw_only=True)

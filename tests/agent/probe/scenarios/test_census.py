@@ -543,7 +543,7 @@ def zero_optimizer(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
         optimizer_replaced_on_purpose,
     ],
 )
-def test_runs_that_keep_their_state_or_begin_anew_bring_none(see, loop, single_rank_group):
+def test_runs_that_keep_their_state_or_begin_at_step_1_bring_none(see, loop, single_rank_group):
     assert STATE_LOST not in see(loop).alerts
 
 
