@@ -46,11 +46,12 @@ class RelapseTracker(Tracker):
     """Blocks in a row at the initial level."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Add a closed step; none while other models are trained in turn, or after a restart."""
+        """Add a closed step; none of a loss that may rise by design, or after a restart."""
         losses, loss = context.progress.losses, step.get("loss")
         if loss is None or step.skipped or step.flag("loss_nonfinite"):
             return
-        if losses.reference.other_models or context.progress.misreadings.scaled or losses.explained:
+        by_design = losses.reference.other_models or losses.multiplies
+        if by_design or context.progress.misreadings.scaled or losses.explained:
             self.block, self.back_blocks = [], 0
             return
         self.block = [*self.block, loss]
@@ -111,12 +112,13 @@ class NormGrowthTracker(Tracker):
     """The lower of the last two medians, divided by the lowest level; 0 where not comparable."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Add the norm of a closed step; none that clipping has made, nor of several models."""
+        """Add the norm of a closed step; none that clipping has made, nor that may grow by design."""
         progress = context.progress
         norm = dict(judged_norms(step)).get(MAIN, 0.0)
         explosion = progress.norms.exploded.get(MAIN, 0.0) > context.thresholds["grad_norm_high"]
         self.unexploded_steps = 0 if explosion else self.unexploded_steps + 1
-        if progress.misreadings.clipped or progress.losses.reference.other_models:
+        by_design = progress.losses.reference.other_models or progress.losses.multiplies
+        if progress.misreadings.clipped or by_design:
             self.growth = 0.0
         elif norm > 0.0:
             self.block = [*self.block, norm]

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from math import sqrt
@@ -51,6 +51,12 @@ _PAST_STEPS = 32
 """Losses at least, before these, that had none of the kind."""
 _ALONE_FACTOR = 4.0
 """Distance of such a loss from the usual one, in that of the highest loss before."""
+_FIRST_PAIRS = 64
+_PAIRS_AT_LEAST = 12
+_MULTIPLES_SHARE = 0.25
+"""Share of the first losses that are twice the one before or half of it, from which on the loss has
+no level: at most an eighth are with labelled data, two fifths or more where a loss is a sum over an
+episode. One that multiplies only when it has become small had a level before."""
 TREND_BLOCKS = 32
 """Blocks in each of the two windows that the trend compares: 512 steps."""
 
@@ -105,6 +111,10 @@ class LossTracker(Tracker):
     rising_steps: int = 0
     """Consecutive losses for which the trend was above its limit."""
     reference: LossReference = field(default_factory=LossReference)
+    pairs: int = 0
+    """Pairs of consecutive losses among the first ones."""
+    multiples: int = 0
+    """Those of them of which one loss is more than twice the other, or of another sign."""
     ranks: int = 0
     """Number of ranks over which the last loss that counted is the mean."""
     fewer_steps: int = 0
@@ -117,7 +127,8 @@ class LossTracker(Tracker):
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add a closed step, with the disturbances that may set the loss back.
 
-        A loss that is multiplied by a scale, which moves, is not compared.
+        A loss that is multiplied by a scale, which moves, is not compared; of one that has no level
+        nothing follows from a rise.
         """
         if context.progress.misreadings.scaled:
             self.spiking, self.reference = False, LossReference()
@@ -131,11 +142,21 @@ class LossTracker(Tracker):
             self.reference.disturb(severe=severe)
         self.reference.other_models |= any(not own.joint for own in step.optimizers.values())
         self.fold(step, context.thresholds)
+        if self.multiplies:
+            self.spiking, self.reference = False, LossReference()
         broken = step.flag("loss_nonfinite") and not step.weights_kept
         if learning.confirm(trouble=broken or self.spiking or bool(norms.exploded)):
             self.reference.disturb(severe=True)
         self._fold_restart(learning.restarted_steps, context.thresholds)
         self.explained = learning.restarted
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether the loss has multiplied from step to step since the run began.
+
+        Its level says how long episodes are, or what was drawn, and not what the model has learned.
+        """
+        return self.multiples > _MULTIPLES_SHARE * max(self.pairs, _PAIRS_AT_LEAST)
 
     @property
     def unexplained(self) -> bool:
@@ -148,12 +169,17 @@ class LossTracker(Tracker):
         if context.progress.misreadings.scaled:
             return LossHistory()
         best, level = self.reference.best, self.level(context.thresholds)
-        return LossHistory(
+        usual = LossHistory(
             median=None if level is None else level.median,
             deviation=None if level is None else level.deviation,
+            fall=self._fall(),
+        )
+        if self.multiplies:
+            return usual
+        return replace(
+            usual,
             spike_bound=None if level is None else level.spike_bound,
             trend=self.trend_deviations,
-            fall=self._fall(),
             rising_steps=self.rising_steps,
             best=best,
             solved=self._is_solved(context.thresholds),
@@ -168,6 +194,10 @@ class LossTracker(Tracker):
             return
         if not self._has_usual_ranks(len(step.present_ranks)):
             return
+        if self.window and self.pairs < _FIRST_PAIRS:
+            self.pairs += 1
+            largest = max(abs(loss), abs(self.window[-1]))
+            self.multiples += abs(loss - self.window[-1]) > largest / 2
         usual = self._usual(thresholds)
         self._judge(loss, self._level_before(loss, usual, thresholds), thresholds)
         self._fold_window(loss)
@@ -332,7 +362,7 @@ class LossTracker(Tracker):
                 multiple = thresholds["loss_growth"] * level.median
                 self.restart_bound = max(level.spike_bound, multiple)
             self.reference.restart_schedule()
-        above = self.restart_bound is not None and bool(self.recent)
+        above = self.restart_bound is not None and bool(self.recent) and not self.multiplies
         if above and steps is not None and steps >= RESTART_STEPS:
             above = median_of_sorted(self.recent) > (self.restart_bound or 0.0)
             self.overdue_steps = self.overdue_steps + 1 if above else 0
