@@ -93,7 +93,8 @@ GRADIENT_UNDERFLOW = Condition(
         ),
         false_positives=(
             "Embeddings with rarely used rows, when the vocabulary of the data changes.",
-            "ReLU layers that have become sparse by learning: the loss still falls.",
+            "ReLU layers that have become sparse by learning: the loss still falls. In FP32 and "
+            "BF16 without a scaler zeros are taken for those of a ReLU.",
         ),
         samples=("underflow_share", "overflowing_layer"),
         panels=(panels.UNDERFLOWING_LAYERS, panels.MOST_ZEROS, panels.LOSS_SCALE),

@@ -24,6 +24,12 @@ _HIGH_BOUNDS = ("grad_norm_high", "grad_norm_extreme")
 _LOW_BOUNDS = ("grad_norm_low", "grad_norm_very_low", "grad_norm_vanished")
 
 
+def _wide(run: RunView) -> bool:
+    """Return whether small gradients are not rounded to 0: their zeros are those of a ReLU."""
+    narrow = run.facts.get("scaler") or run.facts.get("fp8_library")
+    return run.facts.get("precision") in ("fp32", "bf16") and not narrow
+
+
 def _below(run: RunView) -> Reading:
     main = run.norms.get("")
     return {(name,): float(steps) for name, steps in main.below.items()} if main else None
@@ -172,8 +178,8 @@ LAYERS_UNDERFLOWING = gauge(
     thresholds=("layer_zero_rise", "layer_flushed"),
     help="Share of the layers whose gradient has far more zeros than in their first samples, "
     "or is largely below FP16's smallest number at the loss scale in force; absent before "
-    "the first samples are there.",
-    read=lambda run: None if run.layers is None else run.layers.underflowing_share,
+    "the first samples are there, and in FP32 and BF16, which reach to 1e-38.",
+    read=lambda run: None if _wide(run) or not run.layers else run.layers.underflowing_share,
 )
 UNDERFLOWING_LAYER = info(
     "mp_agent.underflowing_layer.info",
@@ -181,7 +187,9 @@ UNDERFLOWING_LAYER = info(
     help="A layer whose gradient has far more zeros than at first, or is largely below FP16's "
     "smallest number; 10 at most, those nearest to the input.",
     read=lambda run: (
-        {(name,): 1.0 for name in run.layers.underflowing_names} if run.layers else None
+        {(name,): 1.0 for name in run.layers.underflowing_names}
+        if run.layers and not _wide(run)
+        else None
     ),
 )
 LAYERS_EXPLODING = gauge(

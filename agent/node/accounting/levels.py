@@ -112,7 +112,7 @@ class NormGrowthTracker(Tracker):
     """The lower of the last two medians, divided by the lowest level; 0 where not comparable."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Add the norm of a closed step; none that clipping has made, nor that may grow by design."""
+        """Add the norm of a closed step; none that clipping made, or that grows by design."""
         progress = context.progress
         norm = dict(judged_norms(step)).get(MAIN, 0.0)
         explosion = progress.norms.exploded.get(MAIN, 0.0) > context.thresholds["grad_norm_high"]

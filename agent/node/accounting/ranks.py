@@ -273,19 +273,29 @@ _FAR = 4.0
 _ALL_BUT_SOME = 0.75
 _UNLIKE = 2.0
 """Factor between the losses of a rank and those of others that chance does not make for long."""
+_NOISIER = 1.5
+"""Factor between the scatters of ranks from which on their losses are means over unequal counts."""
 
 
 @dataclass(kw_only=True)
 class RankLossTracker(Tracker):
-    """Compares the last losses of all ranks. Only what was found last is stored."""
+    """Compares the last losses of all ranks. Stored is what was found, and how they scattered.
+
+    A rank that always had fewer tokens than others has noisier losses of the same level: single
+    ones are high, and most are low where few tokens make the most of a loss.
+    """
 
     outliers: OddRank | None = None
     """The rank with single losses far above all that the others had."""
     level: OddRank | None = None
     """The rank whose losses are all far from those of the others."""
+    scatters: dict[int, float] = field(default_factory=dict)
+    """How much the losses of each rank moved from one to the next when the run began."""
+    settled: bool = False
+    """Whether these are of enough losses, and stay."""
 
     def __post_init__(self) -> None:
-        self._ranks: tuple[int, ...] = ()
+        self._ranks = tuple(self.scatters)
         self._rows: deque[FloatArray] = deque(maxlen=_LOSS_STEPS)
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
@@ -300,23 +310,37 @@ class RankLossTracker(Tracker):
         """Add a step. When ranks come or go, the window starts over."""
         ranks = tuple(sorted(losses))
         if ranks != self._ranks:
-            self._ranks = ranks
+            self._ranks, self.settled = ranks, False
             self._rows.clear()
         self._rows.append(np.array([losses[rank] for rank in ranks]))
         if sequence % _INTERVAL_STEPS or len(self._rows) < _LEVEL_LOSSES:
             return
         window_WR = np.stack(self._rows)
-        self.outliers = _outliers(ranks, window_WR)
-        self.level = _unlike(ranks, window_WR[-_LEVEL_LOSSES:])
+        if not self.settled:
+            moves_R = np.median(np.abs(np.diff(window_WR, axis=0)), axis=0)
+            self.scatters = dict(zip(ranks, moves_R.tolist(), strict=True))
+            self.settled = len(window_WR) == _LOSS_STEPS
+        scatters_R = np.array(list(self.scatters.values()))
+        self.outliers = _outliers(ranks, window_WR, scatters_R)
+        self.level = _unlike(ranks, window_WR[-_LEVEL_LOSSES:], scatters_R)
 
 
-def _outliers(ranks: tuple[int, ...], window_WR: FloatArray) -> OddRank | None:
-    """Return the rank with the highest loss if several of its own are beyond all others'."""
+def _outliers(
+    ranks: tuple[int, ...], window_WR: FloatArray, scatters_R: FloatArray
+) -> OddRank | None:
+    """Return the rank with the highest loss if several of its own are beyond all others'.
+
+    In a mean over a seventh of the tokens, each counts seven times as much; and seven times as many
+    have rare ones that the fewer do not have.
+    """
     center = float(np.median(window_WR))
     highest_R = window_WR.max(axis=0)
     place = int(highest_R.argmax())
     others = float(np.delete(highest_R, place).max())
-    bound = max(center + _FAR * (others - center), _UNLIKE * center)
+    own, usual = float(scatters_R[place]), float(np.median(np.delete(scatters_R, place)))
+    low, high = sorted((own, usual))
+    tokens = (high / low) ** 2 if high > _NOISIER * low > 0.0 else 1.0
+    bound = max(center + _FAR * tokens * (others - center), _UNLIKE * center)
     own_W = window_WR[:, place]
     count = int((own_W > bound).sum())
     if center <= 0.0 or not _OUTLIERS <= count <= len(own_W) // 2:
@@ -326,7 +350,9 @@ def _outliers(ranks: tuple[int, ...], window_WR: FloatArray) -> OddRank | None:
     )
 
 
-def _unlike(ranks: tuple[int, ...], window_WR: FloatArray) -> OddRank | None:
+def _unlike(
+    ranks: tuple[int, ...], window_WR: FloatArray, scatters_R: FloatArray
+) -> OddRank | None:
     """Return the rank three quarters of whose losses are twice those of all others, or half, or 0.
 
     Of losses that are negative a factor says nothing, nor where several ranks have some that are 0.
@@ -337,13 +363,16 @@ def _unlike(ranks: tuple[int, ...], window_WR: FloatArray) -> OddRank | None:
     if 0.0 < zeros_R.max() < _ALL_BUT_SOME:
         return None
     low_R, middle_R, high_R = np.quantile(window_WR, (0.25, 0.5, 0.75), axis=0)
-    above = int(low_R.argmax())
+    highest = int(low_R.argmax())
     # Of two ranks with different losses the higher one has the worse data, or labels.
-    candidates = [above] if len(ranks) == 2 else [above, int(high_R.argmin())]
+    candidates = [highest] if len(ranks) == 2 else [highest, int(high_R.argmin())]
     candidates = [int(zeros_R.argmax())] if zeros_R.max() else candidates
     for place in candidates:
         lower, higher = np.delete(low_R, place).min(), np.delete(high_R, place).max()
-        if low_R[place] > _UNLIKE * higher or _UNLIKE * high_R[place] < lower:
+        own, others_R = float(scatters_R[place]), np.delete(scatters_R, place)
+        above = low_R[place] > _UNLIKE * higher and others_R.min() <= _NOISIER * own
+        below = _UNLIKE * high_R[place] < lower and own <= _NOISIER * others_R.max()
+        if above or below:
             return OddRank(
                 rank=ranks[place],
                 steps=len(window_WR),

@@ -1,5 +1,7 @@
+from collections.abc import Mapping
 from dataclasses import replace
 from math import log2
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -166,9 +168,11 @@ def test_a_new_attempt_starts_its_gauges_but_keeps_its_counters(account):
     assert total(account, "mp_agent_loss_scale_decreases_total") == 1, "attempts do not compare"
 
 
-def read(account: Accumulator, name: str) -> object:
+def read(
+    account: Accumulator, name: str, facts: Mapping[str, str] = MappingProxyType({})
+) -> object:
     """Return what a run-scope gauge says."""
-    view = account.view(make_run_view(), 1_000.0)
+    view = account.view(make_run_view(facts=facts), 1_000.0)
     metric = BY_PROMETHEUS_NAME[name]
     assert metric.read is not None
     return metric.read(view)
@@ -304,6 +308,26 @@ def test_dead_and_underflowing_layers_are_reported_for_the_run(account):
     assert read(account, "mp_agent_dead_layer_info") == {("b",): 1.0}
     assert read(account, "mp_agent_layers_underflowing_ratio") == 0.5
     assert read(account, "mp_agent_underflowing_layer_info") == {("b",): 1.0}
+
+
+@pytest.mark.parametrize(
+    ("facts", "underflowing"),
+    [
+        ({"precision": "fp32", "scaler": ""}, False),
+        ({"precision": "bf16"}, False),
+        ({"precision": "bf16", "scaler": "gradscaler"}, True),
+        ({"precision": "bf16", "fp8_library": "torchao"}, True),
+        ({"precision": "fp16"}, True),
+    ],
+)
+def test_where_the_format_rounds_nothing_to_0_zeros_are_no_underflow(account, facts, underflowing):
+    """As of ReLUs that a variational autoencoder has learned to leave unused."""
+    for sequence in range(6):
+        zeros = 700.0 if sequence == 5 else 0.0
+        values = {"abs_max": 30.0, "elements": 1000.0, "zero_elements": zeros}
+        account.fold_layers(sequence, layers(w=values), step_judged=True)
+    for name in ("mp_agent_layers_underflowing_ratio", "mp_agent_underflowing_layer_info"):
+        assert (read(account, name, facts) is not None) is underflowing
 
 
 def test_what_is_usual_for_a_layer_outlives_an_attempt_in_the_ledger_too(account):

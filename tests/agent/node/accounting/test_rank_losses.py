@@ -2,10 +2,13 @@
 
 import random
 
+import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from mp_agent.node.accounting.ranks import RankLossTracker
 from mp_agent.records.health import OddRank
+from mp_agent.records.steps import FloatArray
 
 
 def level_of(*ranks: list[float]) -> OddRank | None:
@@ -13,6 +16,64 @@ def level_of(*ranks: list[float]) -> OddRank | None:
     for sequence, losses in enumerate(zip(*ranks, strict=True), 1):
         tracker.fold(dict(enumerate(losses)), sequence)
     return tracker.level
+
+
+def uneven(tokens: tuple[int, ...], steps: int = 1500, seed: int = 1) -> FloatArray:
+    """Return losses [steps, R], means over so many tokens, few of which are badly predicted."""
+    chance = np.random.default_rng(seed)
+    breadths = np.minimum(0.3 + np.arange(steps) / 300, 2.0)
+    means = [
+        np.exp(breadths[:, None] * chance.standard_normal((steps, count))).mean(axis=1)
+        for count in tokens
+    ]
+    return np.stack(means, axis=1) * np.exp(-(breadths**2) / 2)[:, None]
+
+
+def found_in(losses_WR: FloatArray, *, restart_at: int = 0) -> set[tuple[str, int]]:
+    """Return what was ever found, and of which rank. restart_at: step with a new node agent."""
+    tracker, found = RankLossTracker(), set()
+    adapter = TypeAdapter(RankLossTracker)
+    for sequence, losses in enumerate(losses_WR, 1):
+        if sequence == restart_at:
+            tracker = adapter.validate_json(adapter.dump_json(tracker))
+        tracker.fold(dict(enumerate(losses.tolist())), sequence)
+        for kind, odd in (("outliers", tracker.outliers), ("level", tracker.level)):
+            if odd is not None:
+                found.add((kind, odd.rank))
+    return found
+
+
+@pytest.mark.parametrize("tokens", [(14, 98), (98, 14), (14, 98, 98, 98), (2, 14), (64, 448)])
+@pytest.mark.parametrize("restart_at", [0, 700])
+def test_a_rank_that_always_had_a_seventh_of_the_tokens_is_not_odd(tokens, restart_at):
+    for seed in range(2):
+        assert found_in(uneven(tokens, seed=seed), restart_at=restart_at) == set()
+
+
+@pytest.mark.parametrize("tokens", [(14, 98), (14, 98, 98, 98)])
+def test_what_goes_wrong_on_such_a_rank_is_found(tokens):
+    losses_WR = uneven(tokens)
+    losses_WR[700:, 0] += 6.0
+    assert ("level", 0) in found_in(losses_WR)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("since", [0, 700])
+def test_a_rank_of_as_many_tokens_is_found_whose_losses_are_higher_now_and_then_or_always(
+    ranks, since
+):
+    losses_WR = uneven((98,) * ranks)
+    losses_WR[since::9, 1] *= 8.0
+    assert found_in(losses_WR) == {("outliers", 1)}
+    losses_WR = uneven((98,) * ranks)
+    losses_WR[since:, 1] *= 5.0
+    assert ("level", 1) in found_in(losses_WR)
+
+
+def test_a_rank_whose_losses_become_noisy_is_found():
+    losses_WR, chance = uneven((98, 98)), np.random.default_rng(3)
+    losses_WR[700:, 1] *= np.exp(1.5 * chance.standard_normal(800))
+    assert ("outliers", 1) in found_in(losses_WR)
 
 
 def around(loss: float, seed: int, steps: int = 32) -> list[float]:
