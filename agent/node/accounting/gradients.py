@@ -85,20 +85,25 @@ class NormHistory:
         found = max(norms) * pstdev([norm / max(norms) for norm in norms])
         return found if isfinite(found) else None
 
-    def exploded(self, norm: float, thresholds: Mapping[str, float]) -> bool:
+    def exploded(
+        self, norm: float, thresholds: Mapping[str, float], *, multiplies: bool = False
+    ) -> bool:
         """Return whether a norm is far above the usual one, or above the lowest usual one.
 
         Norms that scatter widely must grow more, and so must norms that are always large: the
-        absolute bounds do not apply to them.
+        absolute bounds do not apply to them. multiplies: whether the loss does so from step to
+        step, and the norm with it, so that neither has a lowest level.
         """
         if self.center is None or norm <= 0.0:
             return False
-        usual = self.center if self.lowest is None else min(self.center, self.lowest)
+        usual = self.center
+        if self.lowest is not None and not multiplies:
+            usual = min(usual, self.lowest)
         growth, rise = thresholds["grad_norm_growth"], log(norm) - usual
         # What most norms of most runs are.
         if rise <= log(growth):
             return False
-        if self.center > log(thresholds["grad_norm_high"]):
+        if multiplies or self.center > log(thresholds["grad_norm_high"]):
             growth *= _LARGE_FACTOR
         # A few norms are a poor estimate of their scatter.
         scatter = max(self.scatter, _UNKNOWN_SCATTER / len(self.window))
@@ -162,8 +167,9 @@ class NormTracker(Tracker):
         if context.progress.misreadings.clipped:
             self.histories, self.exploded, self.exploded_steps_ago = {}, {}, None
             return
-        risen_steps = context.progress.losses.reference.risen_steps
-        self.fold(step, context.thresholds, loss_risen=risen_steps > 0)
+        losses = context.progress.losses
+        risen = losses.reference.risen_steps > 0
+        self.fold(step, context.thresholds, loss_risen=risen, multiplies=losses.multiplies)
 
     def view(self) -> dict[str, NormStanding]:
         """Return what is usual of each optimizer's norm."""
@@ -174,8 +180,15 @@ class NormTracker(Tracker):
             for name, own in self.histories.items()
         }
 
-    def fold(self, step: MergedStep, thresholds: Mapping[str, float], *, loss_risen: bool) -> None:
-        """Account for a closed step."""
+    def fold(
+        self,
+        step: MergedStep,
+        thresholds: Mapping[str, float],
+        *,
+        loss_risen: bool,
+        multiplies: bool = False,
+    ) -> None:
+        """Account for a closed step; keywords as of the history."""
         self.exploded = {}
         for name, norm in judged_norms(step):
             history = self.histories.get(name)
@@ -183,7 +196,7 @@ class NormTracker(Tracker):
                 if len(self.histories) >= OPTIMIZERS_AT_MOST:
                     continue
                 history = self.histories[name] = NormHistory()
-            exploded = history.exploded(norm, thresholds)
+            exploded = history.exploded(norm, thresholds, multiplies=multiplies)
             if exploded:
                 self.exploded[name] = norm
             history.fold(norm, exploded=exploded, loss_risen=loss_risen)

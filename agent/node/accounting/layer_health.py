@@ -230,7 +230,7 @@ class LayerHealth(Tracker):
         dead = [
             name
             for name, row in zip(memory.names, memory.dead_samples, strict=True)
-            if row >= samples
+            if row >= samples and not self._cancels(name)
         ]
         under = [
             name
@@ -298,6 +298,15 @@ class LayerHealth(Tracker):
     def _matters(self, index: int) -> bool:
         """Return whether the layer's first gradients were more than rounding noise."""
         return self._early(index) > self._negligible
+
+    def _cancels(self, name: str) -> bool:
+        """Return whether a bias alone has no gradient, since the loss has come not to depend on it.
+
+        As that of a critic which adds it to both scores that it compares.
+        """
+        module, _, kind = name.rpartition(".")
+        weight = self._index.get(f"{module}.weight") if kind == "bias" else None
+        return weight is not None and not self.memory.dead_samples[weight]
 
     def _fold_norm(
         self, index: int, norm: float, growth: float, thresholds: Mapping[str, float]

@@ -51,6 +51,8 @@ _PAST_STEPS = 32
 """Losses at least, before these, that had none of the kind."""
 _ALONE_FACTOR = 4.0
 """Distance of such a loss from the usual one, in that of the highest loss before."""
+_STEADY_SHARE = 1 / 6
+"""Median move of a loss, in shares of its level, from which on a rise says nothing by itself."""
 _FIRST_PAIRS = 64
 _PAIRS_AT_LEAST = 12
 _MULTIPLES_SHARE = 0.25
@@ -204,7 +206,8 @@ class LossTracker(Tracker):
         self._fold_block(loss)
         if not self.block:
             trend = self.trend_deviations = self.trend(thresholds)
-            self.rising = trend is not None and trend > thresholds["loss_trend_deviations"]
+            risen = trend is not None and trend > thresholds["loss_trend_deviations"]
+            self.rising = risen and self._is_steady()
         self.rising_steps = self.rising_steps + 1 if self.rising else 0
         if usual is not None or self._has_scale(EARLY_STEPS, thresholds):
             latest = median(self.window[-LATEST_STEPS:])
@@ -213,7 +216,8 @@ class LossTracker(Tracker):
             self.reference.fold_latest(latest, move, self._scatter_of_trend, thresholds)
             # A falling loss scatters by its fall too; the fewer losses, the less.
             center = median_of_sorted(self.recent)
-            self.reference.fold(center, partial(self._scatter, center), thresholds)
+            scatter = partial(self._scatter, center)
+            self.reference.fold(center, scatter, self._is_steady, thresholds)
 
     def next_bound(self, thresholds: Mapping[str, float]) -> float | None:
         """Return the bound above which the next loss is unusual; None while there is none."""
@@ -298,6 +302,16 @@ class LossTracker(Tracker):
         center = median_of_sorted(self.ordered)
         floor = thresholds["loss_deviation_floor"] * abs(center)
         return floor > 0.0 or deviation_of_sorted(self.ordered, center) > 0.0
+
+    def _is_steady(self) -> bool:
+        """Return whether the losses move from one to the next by little of their level.
+
+        What rises with its scatter has another scale, no worse weights: the squared errors of
+        values that grow as a policy gets better.
+        """
+        recent = self.window[-RECENT_STEPS:]
+        moves = [abs(after - before) for before, after in pairwise(recent)]
+        return median(moves) / sqrt(2) < _STEADY_SHARE * abs(median_of_sorted(self.recent))
 
     def _scatter(self, center: float) -> float:
         """Return the breadth of the last losses.

@@ -193,9 +193,16 @@ class LossReference:
             self.doubling.fold(latest, move, scatter, thresholds, self.unharmed_steps)
 
     def fold(
-        self, recent: float, deviation: Callable[[], float], thresholds: Mapping[str, float]
+        self,
+        recent: float,
+        deviation: Callable[[], float],
+        steady: Callable[[], bool],
+        thresholds: Mapping[str, float],
     ) -> None:
-        """Add the median of the last losses. deviation: returns theirs, asked at a best level."""
+        """Add the median of the last losses. deviation: returns theirs, asked at a best level.
+
+        steady: returns whether they scatter little for their level, asked of one that has risen.
+        """
         if self.undisturbed_steps is not None:
             self.undisturbed_steps += 1
         if self.unharmed_steps is not None:
@@ -208,14 +215,16 @@ class LossReference:
             return
         if not self.risen_steps:
             self._improve(recent, deviation)
-        self._rise(recent, thresholds)
+        self._rise(recent, steady, thresholds)
 
     def _improve(self, recent: float, deviation: Callable[[], float]) -> None:
         assert self.best is not None and self.start is not None
         if recent < self.best:
             self.best, self.deviation = recent, deviation()
 
-    def _rise(self, recent: float, thresholds: Mapping[str, float]) -> None:
+    def _rise(
+        self, recent: float, steady: Callable[[], bool], thresholds: Mapping[str, float]
+    ) -> None:
         assert self.best is not None
         far = _FAR_DEVIATIONS * self._scale(thresholds)
         multiple = thresholds["loss_growth"] * self.best
@@ -240,7 +249,7 @@ class LossReference:
             since = self.unharmed_steps if unlearned is None else self.undisturbed_steps
             self.damaged |= since is not None and since <= NEAR_STEPS + self.risen_steps
             self._note_top(recent, far)
-            self._count(recent, thresholds["loss_lost_steps"])
+            self._count(recent, steady, thresholds["loss_lost_steps"])
         settled = self.risen_steps >= ACCEPT_STEPS and self.top_steps >= ACCEPT_STEPS // 2
         if settled and not self.lost_steps:
             self._recovered()
@@ -292,13 +301,13 @@ class LossReference:
             return held and self.restart_steps > NEAR_STEPS
         return held or self.grown_steps >= NEAR_STEPS
 
-    def _count(self, recent: float, steps_needed: float) -> None:
+    def _count(self, recent: float, steady: Callable[[], bool], steps_needed: float) -> None:
         self.risen_steps += 1
         slowly = self.left_steps - self.unlearned_steps >= LONG_RISE_STEPS
         crept = slowly and self.unlearned_steps >= steps_needed
         harmed = self.damaged and self.high_steps >= steps_needed
         grown = self.doubling.lost or self._stays_grown(recent, 2 * steps_needed)
-        if self.lost_steps or crept or harmed or grown:
+        if self.lost_steps or harmed or ((crept or grown) and steady()):
             self.lost_steps += 1
 
     def _note_top(self, recent: float, far: float) -> None:

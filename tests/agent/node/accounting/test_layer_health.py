@@ -48,6 +48,16 @@ class TestDead:
     def test_one_healthy_sample_restarts_the_count(self):
         assert watched(view(), view(1e-11), view(1e-11), view(), view(1e-11)).dead == 0
 
+    @pytest.mark.parametrize(("weight", "dead"), [(0.1, 0), (1e-12, 2), (None, 1)])
+    def test_a_bias_counts_unless_its_weight_has_a_gradient(self, weight, dead):
+        """That of a Wasserstein critic cancels between real and fake once both are far apart."""
+        samples = [
+            [view(bias, name="model.2.bias")]
+            + ([] if weight is None else [view(size or 0.1, name="model.2.weight")])
+            for bias, size in [(0.1, None)] * EARLY_SAMPLES + [(0.0, weight)] * 3
+        ]
+        assert watched(*samples).dead == dead
+
     def test_at_the_limit_itself_it_lives(self):
         assert watched(*[view(1e-10)] * 5).dead == 0
 
