@@ -51,7 +51,7 @@ _PAST_STEPS = 32
 """Losses at least, before these, that had none of the kind."""
 _ALONE_FACTOR = 4.0
 """Distance of such a loss from the usual one, in that of the highest loss before."""
-_STEADY_SHARE = 1 / 6
+_STEADY_SHARE = 0.1
 """Median move of a loss, in shares of its level, from which on a rise says nothing by itself."""
 _FIRST_PAIRS = 64
 _PAIRS_AT_LEAST = 12
@@ -309,8 +309,7 @@ class LossTracker(Tracker):
         What rises with its scatter has another scale, no worse weights: the squared errors of
         values that grow as a policy gets better.
         """
-        recent = self.window[-RECENT_STEPS:]
-        moves = [abs(after - before) for before, after in pairwise(recent)]
+        moves = [abs(after - before) for before, after in pairwise(self.window)]
         return median(moves) / sqrt(2) < _STEADY_SHARE * abs(median_of_sorted(self.recent))
 
     def _scatter(self, center: float) -> float:

@@ -37,6 +37,16 @@ def test_a_norm_far_above_the_usual_one_exploded():
     assert fold(watched(*jitter(200, 1.0)), 9.0, 11.0, 5000.0) == 2
 
 
+def test_where_the_loss_multiplies_a_norm_is_compared_with_those_of_late():
+    """Sums over episodes: a policy that fails early has short ones, and a good one long ones."""
+    history = NormHistory()
+    for norm in jitter(64, 4.0, 0.6) + jitter(200, 60.0, 0.6):
+        history.fold(norm, exploded=False, loss_risen=False)
+    assert history.exploded(700.0, THRESHOLDS)
+    assert not history.exploded(700.0, THRESHOLDS, multiplies=True)
+    assert history.exploded(7000.0, THRESHOLDS, multiplies=True)
+
+
 @pytest.mark.parametrize("norm", [3e-7, 4000.0, 4e5])
 def test_what_was_so_from_the_first_step_is_usual(norm):
     watch = NormTracker()

@@ -11,9 +11,14 @@ from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
 from mp_agent.node.accounting.loss_reference import ACCEPT_STEPS, LossReference
 from mp_agent.node.accounting.progress import Progress
+from mp_agent.node.accounting.tracker import AccountContext
 from tests.agent.node.builders import merged_step
 
 SPIKES = BY_PROMETHEUS_NAME["mp_agent_loss_spike_steps_total"]
+
+
+def context_of(run: "Run") -> AccountContext:
+    return AccountContext(resolve({}), 120.0, run.account.progress)
 
 
 class Run:
@@ -119,6 +124,49 @@ def test_a_loss_that_wanders_has_lost_nothing(breadth: float):
         wandering += random.gauss(0.0, breadth / 5) - wandering / 25
         level = 1.5 * exp(wandering)
         assert not run.train(1, level, level).lost, step
+
+
+def episodes(run: Run, steps: int, level: float, zero: float = 0.0) -> None:
+    """Go through losses that are sums over episodes of any length, some of them below 0."""
+    for _ in range(steps):
+        loss = level * run.random.lognormvariate(0, 1.0) - zero * level * run.random.random()
+        run.train(1, loss, loss, norm=3 * abs(loss) + 1.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("zero", [0.0, 1.0])
+def test_a_loss_that_multiplied_from_the_beginning_has_lost_nothing(seed, zero):
+    """Episodes become longer as a policy gets better, and the sums over them larger."""
+    run = Run(0.0)
+    run.random.seed(seed)
+    for level in (12.0, 30.0, 0.5, 0.1, 0.5, 20.0, 110.0):
+        episodes(run, 80, level, zero)
+        progress = run.account.progress
+        assert progress.losses.multiplies and not run.lost
+        assert not progress.losses.rising_steps and not progress.relapse.steps
+        assert progress.losses.view(context_of(run)).best is None
+        assert progress.norm_growth.growth == 0.0
+    assert run.account.counters.total(SPIKES, ()) == 0
+
+
+def test_one_that_only_multiplies_when_it_is_small_had_a_level_to_lose():
+    """As labelled data that are nearly learned, of which few batches have a loss at all."""
+    run = Run(0.05).train(200, 2.3, 0.1)
+    episodes(run, 400, 0.05)
+    assert not run.account.progress.losses.multiplies and not run.lost
+    assert run.train(400, 4.0, 4.0, norm=900.0).lost
+
+
+@pytest.mark.parametrize("steps", [400, 1600])
+def test_squared_errors_that_grow_with_their_scatter_are_of_values_that_grow(steps):
+    """Of temporal differences: the target rises as the policy gets better."""
+    run = Run(0.0)
+    for level in [*(0.6 - 0.48 * k / 80 for k in range(80)), *[0.12] * 300]:
+        run.train(1, loss := level * run.random.lognormvariate(0, 0.4), loss)
+    for step in range(3 * steps):
+        level = 0.12 * 25 ** min(1.0, step / steps)
+        run.train(1, loss := level * run.random.lognormvariate(0, 0.4), loss)
+        assert not run.lost and not run.account.progress.losses.rising_steps, step
 
 
 def test_it_is_over_when_the_loss_has_recovered():
