@@ -66,7 +66,8 @@ LOSS_RISING_STEPS = gauge(
     "mp_agent.loss.rising.steps",
     "{step}",
     thresholds=("loss_trend_deviations", "loss_deviation_floor"),
-    help="Consecutive losses for which mp_agent_loss_trend was above loss_trend_deviations.",
+    help="Consecutive losses for which mp_agent_loss_trend was above loss_trend_deviations; none "
+    "where the loss moves from step to step by a tenth of its level or more.",
     read=lambda run: float(run.loss.rising_steps),
 )
 LOSS_LOST_STEPS = gauge(
@@ -76,7 +77,8 @@ LOSS_LOST_STEPS = gauge(
     help="Losses since the run lost what it had learned, after an explosion, by climbing to "
     "loss_growth times its best level or by rising slowly to its initial level; 0 before that, "
     "and after a recovery. Where the loss is clearly above that multiple and does not fall, it "
-    "takes three eighths of loss_lost_steps.",
+    "takes three eighths of loss_lost_steps. Absent where the loss has multiplied from step to "
+    "step since the run began, as a sum over episodes does: it has no level to lose.",
     read=lambda run: None if run.loss.lost_steps is None else float(run.loss.lost_steps),
 )
 LOSS_NONFINITE_UNSKIPPED = counter(
