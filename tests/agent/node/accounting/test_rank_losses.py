@@ -59,7 +59,7 @@ def test_what_goes_wrong_on_such_a_rank_is_found(tokens):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("since", [0, 700])
-def test_a_rank_of_as_many_tokens_is_found_whose_losses_are_higher_now_and_then_or_always(
+def test_a_rank_of_as_many_tokens_whose_losses_are_higher_is_found(
     ranks, since
 ):
     losses_WR = uneven((98,) * ranks)
