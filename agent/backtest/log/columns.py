@@ -23,6 +23,7 @@ QUANTITIES: Mapping[str, tuple[str, ...]] = {
         "update_step",
         "current_steps",
         "updates",
+        "global_step_max_steps",
     ),
     "loss": (
         "loss",
@@ -35,6 +36,10 @@ QUANTITIES: Mapping[str, tuple[str, ...]] = {
         "losses",
         "reduced_train_loss",
         "crossentropyloss",
+        "loss_train",
+        "loss_train_total",
+        "avr_loss",
+        "main_loss",
     ),
     "grad_norm": (
         "grad_norm",
@@ -45,15 +50,38 @@ QUANTITIES: Mapping[str, tuple[str, ...]] = {
         "grad_norm_step",
         "grad_2_0_norm_total",
         "grad_2_norm_total",
+        "l2_norm_grad_global",
+        "actor_grad_norm",
+        "grdn",
         "norm",
     ),
-    "learning_rate": ("learning_rate", "lr", "lr_0", "lr_adamw", "lr_adam", "lr_sgd", "lr_pg1"),
+    "learning_rate": (
+        "learning_rate",
+        "lr",
+        "lr_0",
+        "lr_adamw",
+        "lr_adam",
+        "lr_sgd",
+        "lr_pg1",
+        "optim0_lr0",
+        "actor_lr",
+        "lr_decoupledadamw_group0",
+    ),
     "loss_scale": ("loss_scale", "grad_scale", "scaler_scale", "loss_scaler", "scale", "scaler"),
     "loss_scale_log2": ("lg_loss_scale", "log2_loss_scale", "loss_scale_log2"),
     "skipped": ("skipped", "skipped_step", "overflow"),
     "skipped_since": ("skipped_since_last",),
     "skipped_cumulative": ("skipped_cumulative", "skipped_steps", "skipped_steps_total"),
-    "time": ("_timestamp", "timestamp", "wall_time", "time_unix", "_runtime", "wall", "created_at"),
+    "time": (
+        "_timestamp",
+        "timestamp",
+        "wall_time",
+        "time_unix",
+        "_runtime",
+        "wall",
+        "created_at",
+        "elapsed_time",
+    ),
     "step_seconds": (
         "step_seconds",
         "seconds_per_step",
@@ -78,6 +106,7 @@ NUMBERS = (
 _PREFIX = re.compile(r"^(?:train|training|trainer|optim|optimizer|metrics|stats)[/.]")
 _OF_TRAINING = ("train_", "training_")
 _SEPARATORS = re.compile(r"[^a-z0-9]+")
+_LIKELY = re.compile(r"loss|norm|scale", re.IGNORECASE)
 _ABSENT = frozenset(("", "none", "null", "n/a", "-"))
 
 
@@ -142,5 +171,7 @@ def number(value: object) -> float | None:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:20]) or "none"
-    return f"{shown}, … ({len(names)} in all)" if len(names) > 20 else shown
+    if len(names) <= 20:
+        return ", ".join(names) or "none"
+    likely = sorted(names, key=lambda name: _LIKELY.search(name) is None)
+    return f"{', '.join(likely[:20])}, … ({len(names)} in all)"

@@ -15,7 +15,7 @@ EPOCH_STEPS = "iterations in this epoch"
 _ASSUMED_STEPS = 1000
 """Of an epoch, where the log does not say."""
 _SKIPPED = "skipped updates of the epoch"
-_PARTS = ("mode", "split", "phase", "stage", "subset")
+_PARTS = ("mode", "split", "phase", "stage", "subset", "set")
 """Columns that say whether a row is of training."""
 _EVALUATION = re.compile(r"(?:val|valid|validation|eval|evaluation|test|dev)\b", re.IGNORECASE)
 
@@ -46,7 +46,7 @@ def across_epochs(rows: Sequence[Row], columns: dict[str, str]) -> tuple[Sequenc
     epochs = [_whole(row.get(epoch_column)) for _, row in rows]
     known = [epoch for epoch in epochs if epoch is not None]
     if STEP not in columns:
-        if len(known) < max(len(rows), 2) or any(b <= a for a, b in pairwise(known)):
+        if len(known) < max(len(rows), 2) or any(a == b for a, b in pairwise(known)):
             return rows, []
         return _epochs_as_steps(rows, columns, epoch_column)
     column = columns[STEP]

@@ -1,12 +1,13 @@
 """Rows of a log as the points of a run."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from math import isfinite
 from typing import Any
 
-from mp_agent.backtest.log.columns import STEP, Row, choose_columns, number
+from mp_agent.backtest.log.columns import STEP, Row, choose_columns, number, plain
 from mp_agent.backtest.log.epochs import across_epochs, of_training
 from mp_agent.backtest.log.training_log import Point
 from mp_agent.errors import LogError
@@ -14,6 +15,12 @@ from mp_agent.errors import LogError
 NOTES_PER_LOG = 5
 """Problems that are reported one by one; of the others only how many."""
 _STEP_MAX = 2**53
+_ROUNDED = ("grad_norm", "learning_rate")
+"""What may be far below the decimals that a log shows, without being zero."""
+_ROUNDED_ZERO = re.compile(r"\s*0\.0{2,}\s*")
+_ELAPSED = re.compile(
+    r"(?:(?P<days>\d+) days?, )?(?P<hours>\d+):(?P<minutes>\d\d):(?P<seconds>\d\d)"
+)
 _LOG2_MAX = 1000
 """Beyond it a power of two is no float."""
 
@@ -84,13 +91,31 @@ def points_of_rows(
         notes.append(f"{repeated} steps were logged more than once; the last row counts")
     if not points:
         raise LogError("; ".join(problems.messages()) or "no row holds a number to judge")
-    return tuple(points), [*notes, *problems.messages()]
+    if len(points) == 1 and repeated > 1:
+        raise LogError(f"all rows hold step {points[0].step}: a row per run is no log of one")
+    return tuple(points), [*notes, *_about_rounding(rows, columns), *problems.messages()]
+
+
+def _about_rounding(rows: Sequence[Row], columns: Mapping[str, str]) -> Iterator[str]:
+    for column in (columns[name] for name in _ROUNDED if name in columns):
+        zeros = [row[column] for _, row in rows if _rounded_to_zero(row.get(column))]
+        if zeros:
+            yield (
+                f"{column} is written as {zeros[0].strip()} in {len(zeros)} rows: less than the "
+                "decimals show, and taken as not logged there"
+            )
+
+
+def _rounded_to_zero(value: object) -> bool:
+    return isinstance(value, str) and _ROUNDED_ZERO.fullmatch(value) is not None
 
 
 def _step(row: Mapping[str, Any], columns: Mapping[str, str], index: int) -> int | None:
     if STEP not in columns:
         return index
     column = columns[STEP]
+    if isinstance(of_total := row.get(column), str):  # `10/500` in ms-swift's logs
+        row = {column: of_total.partition("/")[0]}
     value = _number(row, column)
     if value is None:
         return None
@@ -103,7 +128,7 @@ def _step(row: Mapping[str, Any], columns: Mapping[str, str], index: int) -> int
 def _values(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, float]:
     values = {}
     for quantity, column in columns.items():
-        if quantity == STEP:
+        if quantity == STEP or (quantity in _ROUNDED and _rounded_to_zero(row.get(column))):
             continue
         value = _time(row, column) if quantity == "time" else _number(row, column)
         if value is not None:
@@ -120,6 +145,11 @@ def _number(row: Mapping[str, Any], column: str) -> float | None:
 
 def _time(row: Mapping[str, Any], column: str) -> float | None:
     value = row.get(column)
+    if plain(column) == "elapsed_time":
+        # As a number it may be that of each step.
+        found = _ELAPSED.fullmatch(str(value))
+        parts = found.groupdict("0") if found else {}
+        return timedelta(**{unit: int(n) for unit, n in parts.items()}).total_seconds() or None
     try:
         seconds = number(value)
     except ValueError:

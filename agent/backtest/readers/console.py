@@ -34,25 +34,33 @@ _NUMBER_NAMES = {
     for name in QUANTITIES[quantity]
     for prefix in ("", *_TRAINING_PREFIXES)
 }
+_COMMON_WORDS = {"norm"} | {name for each in NUMBERS[2:] for name in QUANTITIES[each]}
+"""Names of values that are words of prose and code, and of other values: `Logit Scale`."""
 _PAIR = re.compile(
     rf"(?<![\w./-])((?:[A-Za-z_][\w./-]* ){{0,2}}[A-Za-z_][\w./-]*)"
-    rf"(?:\s*[:=]\s*|\s+)['\"]?({NUMBER})(?!\w|\.\d)"
+    rf"(?:\s*[:=]\s*|\s+)['\"]?({NUMBER})(?![\w%]|\.\d)"
 )
+_SAME_VALUE = frozenset(
+    ("mean", "average", "avg", "running", "batch", "current", "iter", "epoch", "step", "completed")
+)
+"""Words before a name that leave it the same value, as capitals do (`INFO loss`); with another one,
+as in `aux loss` or `Actor Loss`, it is another value."""
 _EVALUATION = re.compile(
     r"(?<![\w/-])(?:val|valid|validation|eval|evaluation|test|dev)(?![\w/-])", re.IGNORECASE
 )
 _PLACE = re.compile(
     r"\b(?:(?:train(?:ing)?\s+)?epoch|train)\b(?:\(train\))?[:\s]*\[?\s*(?P<epoch>\d+)"
     r"(?:/\d+)?\s*\]?[\s,:|-]*(?:\d+%\|[^|]*\|\s*)?"
-    r"(?:(?:iter|iteration|step|batch)\b[:\s]*)?\[?\s*(?P<step>\d+)\s*/\s*(?P<total>\d+)",
+    r"(?:(?:iter|iteration|step|batch)\b[:\s]*)?[\[(]?\s*(?P<step>\d+)\s*/\s*(?P<total>\d+)",
     re.IGNORECASE,
 )
 """Epoch, iteration and iterations in it: `Epoch: [0]  [ 20/1251]`, `Epoch 0:  4%|▍| 20/512 [`."""
 _FRACTION = re.compile(
-    r"(?:(?<!\d)\d+%\|[^|]*\||\b(?:iter|iteration|step)(?:\(train\))?[:\s]*\[)\s*(?P<step>\d+)\s*/\s*\d+",
+    r"(?:(?<!\d)\d+%\|[^|]*\||\b(?:iter|iteration|step)(?:\(train\))?[:\s]*\[|^\[batch=)"
+    r"\s*(?P<step>\d+)\s*/\s*\d+",
     re.IGNORECASE,
 )
-"""The step of a progress bar, or as mmengine writes it."""
+"""The step of a progress bar, or as mmengine and Composer write it."""
 _RANK = re.compile(r"^\s*\[(?:rank|default)?(\d+)\]:|\((\d+)/\d+\) Epoch ")
 """Rank as torchrun and icefall write it."""
 _LINES_LOOKED_AT = 5_000
@@ -66,7 +74,8 @@ class _Trainer:
     """How a trainer writes its lines.
 
     line: what begins one, with the groups step and, where there are such, epoch, total (iterations
-    in the epoch), values (else they are the rest of the line). seconds_per_unit: of its `time`.
+    in the epoch), loss (without a name that others use), values (else they are the rest of the
+    line). seconds_per_unit: of its `time`.
     """
 
     name: str
@@ -85,24 +94,34 @@ _TRAINERS = (
             r"(?:.*\](?P<more>.*))?"
         ),
     ),
+    _Trainer("llm.c", re.compile(rf"^s:(?P<step>\d+) trl:(?P<loss>{NUMBER})\b")),
+    _Trainer("build-nanogpt", re.compile(rf"^(?P<step>\d+) train (?P<loss>{NUMBER})$")),
+    _Trainer("espnet", re.compile(r"\b(?P<epoch>\d+)epoch:train:\d+-(?P<step>\d+)batch: ")),
+    _Trainer(
+        "litgpt", re.compile(rf"\biter \d+ step (?P<step>\d+) \| loss train: (?P<loss>{NUMBER}),")
+    ),
     _Trainer("epochs", _PLACE, 1.0),
 )
 
 
-def _pairs(text: str, chosen: Collection[str]) -> dict[str, float]:
-    """Return the values of a line by name; of evaluations none."""
-    found: dict[str, float] = {}
+def _pairs(text: str, chosen: Collection[str]) -> dict[str, str]:
+    """Return the values of a line by name, as they are written; of evaluations none."""
+    found: dict[str, str] = {}
+    loose: dict[str, str] = {}
     for name, value in _PAIR.findall(text):
         words = name.split()
         for begin in range(len(words)):
             rest = " ".join(words[begin:])
-            # A word before a name makes it another one, as in `aux loss`; `INFO loss` does not.
-            if begin and words[begin - 1].islower():
+            before = words[begin - 1] if begin else ""
+            if before and not before.isupper() and before.lower() not in _SAME_VALUE:
                 break
             known = rest if rest in chosen else plain(rest)
-            if known in _NAMES or rest in chosen:
-                found.setdefault(known, float(value))
+            if before and known in _COMMON_WORDS and rest not in chosen:
                 break
+            if known in _NAMES or rest in chosen:
+                (loose if before else found).setdefault(known, value)
+                break
+    found = loose | found
     if found and _EVALUATION.search(_PAIR.sub(" ", text)):
         return {}
     if _EVALUATION.search(text):
@@ -123,6 +142,8 @@ def _row_of_trainer(trainer: _Trainer, chosen: Collection[str], line: str) -> di
     values = groups.get("values")
     text = line[found.end() :] if values is None else f"{values}, {groups.get('more') or ''}"
     row: dict[str, Any] = {**_pairs(text, chosen), STEP: int(groups["step"])}
+    if groups.get("loss"):
+        row["loss"] = groups["loss"]
     if trainer.seconds_per_unit is not None and (time := _TIME.search(text)):
         row["step_seconds"] = float(time[1]) * trainer.seconds_per_unit
     return row | _epoch(groups)
@@ -174,7 +195,7 @@ def _rows(
 
 
 _CELLS = re.compile(r"^\s*\|\s*([A-Za-z_][\w ./-]{0,60}?)\s*\|\s*(\S{1,60})\s*\|\s*$")
-_HEADING = re.compile(r"\[step=\d+[^\][]{0,200}\]\s*$")
+_HEADING = re.compile(r"\[(?:step|batch)=\d+[^\][]{0,200}\]:?\s*$")
 
 
 def _joined(lines: Iterable[_Line]) -> Iterator[_Line]:
@@ -202,15 +223,18 @@ def _read(name: str, row_of: _RowOf, path: Path, options: ReadOptions) -> Sequen
     chosen = frozenset(options.columns.values())
     ranks: set[str] = set()
     rows = bounded_rows(_rows(_joined(lines_of(path)), row_of, chosen, ranks))
-    if any(_placed(row) for _, row in rows):
-        # Such as the averages of an epoch, after its steps.
-        rows = [(line, row) for line, row in rows if _placed(row)]
+    placed = [(line, row) for line, row in rows if _placed(row)]
+    # Without a step, such as the averages of an epoch after its steps.
+    unplaced = len(rows) - len(placed) if placed else 0
+    rows = placed or [(line, row) for line, row in rows if row.keys() - _COMMON_WORDS]
     if not rows:
         raise NothingToJudge(
             "no line holds a loss, gradient norm or loss scale as `name value`, `name: value` or "
             "`name=value`; name one by --column loss=NAME"
         )
     notes = [f"lines of {len(ranks)} other ranks are left out"] if ranks else []
+    if unplaced:
+        notes.append(f"{unplaced} lines with numbers, but without a step, are left out")
     return [log_of_rows(path, name, rows, options, notes=notes)]
 
 

@@ -80,7 +80,7 @@ def _rows_deepspeed(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             step = int(found[1])
             row: dict[str, Any] = {
                 "skipped_cumulative": float(found[2]),
-                "learning_rate": float(found[3]),
+                "learning_rate": found[3],
             }
         elif found := _LOSS.search(line):
             step = int(found[1])
@@ -130,7 +130,7 @@ def _rows_fairseq(path: Path) -> Iterator[Row]:
             row = _fields(line)
             if "num_updates" not in row:
                 continue
-            step = int(row.pop("num_updates"))
+            step = int(float(row.pop("num_updates")))
         if not row:
             continue
         time_seconds = stamp(line)
@@ -141,7 +141,7 @@ def _fields(line: str) -> dict[str, Any]:
     """Return the numbers of a line; one that cannot be read is left out."""
     begin = line.find("{")
     if begin < 0:
-        return {name: float(value) for name, value in _FAIRSEQ_FIELD.findall(line)}
+        return dict(_FAIRSEQ_FIELD.findall(line))
     try:
         content = parse_json(line[begin:])
         fields = dict(content)
@@ -155,7 +155,7 @@ FAIRSEQ = LogFormat(_FAIRSEQ_NAME, _recognises_fairseq, _read_fairseq)
 
 _MEGATRON_NAME = "megatron"
 _LINE = re.compile(r"iteration\s+(\d+)\s*/\s*\d+\s*\|")
-_MEGATRON_FIELD = re.compile(rf"\|\s*([a-zA-Z][\w ()-]*?):\s*({NUMBER})\s*(?=\||$)")
+_MEGATRON_FIELD = re.compile(rf"\|\s*([a-zA-Z][\w ()-]*?)(?::\s*|\s+)({NUMBER})\s*(?=\||$)")
 _SKIPPED, _MILLISECONDS = "number of skipped iterations", "elapsed time per iteration (ms)"
 _SECONDS = "elapsed time per iteration (s)"
 _RENAMED = {
@@ -186,13 +186,13 @@ def _rows_megatron(path: Path) -> Iterator[Row]:
         found = _LINE.search(line)
         if found is None:
             continue
-        fields: dict[str, float] = {}
+        fields: dict[str, Any] = {}
         for name, value in _MEGATRON_FIELD.findall(line[found.end() - 1 :]):
-            fields[_RENAMED.get(name.strip(), name.strip())] = float(value)
+            fields[_RENAMED.get(name.strip(), name.strip())] = value
         if _SKIPPED in fields:
             fields["skipped_since_last"] = fields.pop(_SKIPPED)
         if _MILLISECONDS in fields:
-            fields["step_seconds"] = fields.pop(_MILLISECONDS) / 1000
+            fields["step_seconds"] = float(fields.pop(_MILLISECONDS)) / 1000
         time_seconds = stamp(line)
         if time_seconds is not None:
             fields["timestamp"] = time_seconds

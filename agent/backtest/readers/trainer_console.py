@@ -70,7 +70,12 @@ def _logged(path: Path) -> Iterator[_Logged]:
     bar: _Bar | None = None
     waiting: _Logged | None = None
     for number, line in lines_of(path):
-        for event in _EVENT.finditer(line):
+        events = list(_EVENT.finditer(line))
+        if waiting is not None and not events and line.strip():
+            # Of bars that come later than the next text, none has the step of the dict.
+            yield waiting
+            waiting = None
+        for event in events:
             if event["dict"] is None:
                 bar = _Bar(int(event["step"]), int(event["total"]), _step_seconds(event))
                 if waiting is not None:

@@ -68,3 +68,14 @@ def test_epochs_as_fractions_are_no_steps() -> None:
 def test_a_loss_scale_may_be_logged_as_its_logarithm() -> None:
     found, _ = points([{"step": i, "lg_loss_scale": v} for i, v in ((1, 20.0), (2, 1e9))])
     assert [point.loss_scale for point in found] == [2.0**20, None]
+
+
+def test_a_row_per_epoch_is_1000_steps_in_a_run_that_began_anew_too() -> None:
+    found, notes = points([{"epoch": epoch, "train_loss": 2.0} for epoch in (0, 1, 2, 0, 1)])
+    assert [point.step for point in found] == [0, 1000, 2000, 0, 1000]
+    assert notes == ["no column for the step: each epoch is taken for 1000 steps"]
+
+
+def test_rows_of_a_set_for_evaluations_are_left_out() -> None:
+    found, _ = points([{"set": s, "step": 1, "loss": 2.0} for s in ("train", "valid")])
+    assert len(found) == 1

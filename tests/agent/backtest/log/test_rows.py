@@ -122,3 +122,31 @@ def test_times_are_read_as_iso_dates_too() -> None:
     rows = [{"step": 1, "loss": 1.0, "timestamp": "2026-01-01T00:00:10+00:00"}]
     (point,), _ = points(rows)
     assert point.time_seconds == 1767225610.0
+
+
+def test_the_time_since_the_start_is_read_where_it_is_written_as_a_time() -> None:
+    rows = [
+        {"current_steps": 10, "loss": 2.0, "elapsed_time": "0:00:32"},
+        {"current_steps": 20, "loss": 2.0, "elapsed_time": "2 days, 3:46:16"},
+        {"current_steps": 30, "loss": 2.0, "elapsed_time": 0.3},
+        {"current_steps": 40, "loss": 2.0, "elapsed_time": "soon"},
+    ]
+    found, notes = points(rows)
+    assert [point.time_seconds for point in found] == [32.0, 186_376.0, None, None]
+    assert notes == []
+
+
+def test_a_step_of_a_total_is_the_step() -> None:
+    found, _ = points([{"global_step/max_steps": f"{n}/500", "loss": 2.0} for n in (5, 10)])
+    assert [point.step for point in found] == [5, 10]
+
+
+def test_a_table_of_runs_is_no_log_of_one() -> None:
+    with pytest.raises(LogError, match="all rows hold step 5000"):
+        points([{"Name": f"run-{n}", "iter": 5000, "train/loss": float(n)} for n in range(3)])
+
+
+def test_of_many_columns_those_that_may_hold_a_loss_are_listed_first() -> None:
+    names = [f"timing_s/part_{number}" for number in range(40)] + ["actor/pg_loss"]
+    with pytest.raises(NothingToJudge, match="columns: actor/pg_loss, timing_s/part_0, "):
+        choose_columns(names, {})

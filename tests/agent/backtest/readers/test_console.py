@@ -43,6 +43,16 @@ def test_dicts_that_no_bar_tells_apart_are_counted_and_that_is_noted(tmp_path: P
     assert any("rows are counted as steps" in note for note in log.notes)
 
 
+def test_a_bar_that_comes_after_other_text_is_not_that_of_the_dict(tmp_path: Path):
+    """As W&B keeps a console: it writes down a bar once a second or so."""
+    text = "".join(
+        f"{bar(step)}Saving model\n{{'loss': 2.5, 'grad_norm': 1.5, 'epoch': 0.1}}\n"
+        f"Model saved\n{bar(step + 25)}"
+        for step in (50, 150, 250)
+    )
+    assert [point.step for point in read(tmp_path, text).points] == [50, 150, 250]
+
+
 def test_torchtitan_is_read_through_colours_and_of_one_rank(tmp_path: Path):
     lines = "".join(
         f"[rank{rank}]:[titan] 2025-05-01 10:00:{step:02d},123 - root - INFO - "
@@ -174,12 +184,135 @@ def test_icefall_gives_the_loss_of_the_batch_and_steps_across_epochs(tmp_path: P
             [3.0, 2.0, 1.0],
             id="losses of an evaluation in the same line",
         ),
+        pytest.param(
+            [
+                "s:0 tel:9.0",
+                "s:10 trl:3.0 lr:0.000001 norm:1.5",
+                "s:20 trl:2.0 lr:0.000002 norm:1.5",
+                "s:20 tel:9.0",
+                "s:30 trl:1.0 lr:0.000002 norm:1.5",
+            ],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="the log file of llm.c",
+        ),
+        pytest.param(
+            ["0 val 9.0", "0 hella 0.24", "0 train 3.0", "1 train 2.0", "2 train 1.0", "2 val 9.0"],
+            [0, 1, 2],
+            [3.0, 2.0, 1.0],
+            id="the log file of build-nanogpt",
+        ),
+        pytest.param(
+            [
+                f"Epoch:[1/2]({step}/100), loss: {loss}, aux_loss: 9.0, lr: 1e-4, epoch_time: 4min"
+                for step, loss in ((10, 3.0), (20, 2.0), (30, 1.0))
+            ],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="minimind",
+        ),
+        pytest.param(
+            [
+                f"[h:0/8] 2021-01-01 10:00:00,123 (trainer:732) INFO: {epoch}epoch:train:{first}-"
+                f"{last}batch: loss_ctc=9.0, loss={loss}, grad_norm=1.5, optim0_lr0=1e-4"
+                for epoch, first, last, loss in (
+                    (1, 1, 50, 3.0),
+                    (1, 51, 100, 2.0),
+                    (2, 1, 50, 1.0),
+                )
+            ]
+            + ["(trainer:338) INFO: 2epoch results: [train] loss=2.0, [valid] loss=9.0"],
+            [50, 100, 150],
+            [3.0, 2.0, 1.0],
+            id="espnet",
+        ),
+        pytest.param(
+            [
+                f"Epoch 1 | iter {4 * step} step {step} | loss train: {loss}, val: 9.0 | "
+                "iter time: 123.45 ms (step)"
+                for step, loss in ((10, 3.0), (20, 2.0), (30, 1.0))
+            ],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="litgpt",
+        ),
+        pytest.param(
+            [
+                f"[batch={step}/4800]:\n\t Train time/batch: {step - 1}\n"
+                f"\t Train loss/train/total: {loss}\n\t Train l2_norm/grad/global: 1.5"
+                for step, loss in ((10, 3.0), (20, 2.0), (30, 1.0))
+            ],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="composer",
+        ),
+        pytest.param(
+            [
+                f"Steps:  {step}%|█         | {step}/100 [01:00<09:00,  1.67it/s, loss={loss}]"
+                for step, loss in ((10, 3.0), (20, 2.0), (30, 1.0))
+            ],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="diffusers",
+        ),
+        pytest.param(
+            [
+                f"completed step: {step}, seconds: 1.2, total_weights: 9, loss: {loss}"
+                for step, loss in ((10, 3.0), (20, 2.0), (30, 1.0))
+            ],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="maxtext",
+        ),
+        pytest.param(
+            [
+                f"Step {step}: Actor Loss: 9.0, KL Loss: 8.0, Loss: {loss}"
+                for step, loss in ((10, 3.0), (20, 2.0), (30, 1.0))
+            ],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="other losses before the loss",
+        ),
     ],
 )
 def test_the_lines_of_many_trainers_are_read(tmp_path: Path, lines, steps, losses):
     log = read(tmp_path, "\n".join(lines) + "\n")
     assert [point.step for point in log.points] == steps
     assert [point.loss for point in log.points] == losses
+
+
+def test_a_scale_of_logits_is_no_loss_scale(tmp_path: Path):
+    """As open_clip prints it."""
+    lines = "".join(
+        f"Train Epoch: 0 [{step}/128000 (2%)] Batch (t): 0.5 LR: 0.0005 Logit Scale: 14.2 - V4 "
+        "CFG Scale: 7.5 Loss: 7.1 (7.2)\n"
+        for step in (512, 1024, 1536)
+    )
+    log = read(tmp_path, lines)
+    assert [(point.loss, point.loss_scale) for point in log.points] == [(7.1, None)] * 3
+
+
+def test_a_rate_that_is_rounded_to_zero_is_not_taken_for_zero(tmp_path: Path):
+    lines = "".join(f"s:{step} trl:3.0 lr:0.000000 norm:0.00\n" for step in range(5))
+    log = read(tmp_path, lines)
+    assert {(point.learning_rate, point.grad_norm) for point in log.points} == {(None, None)}
+    assert any(note.startswith("lr is written as 0.000000 in 5 rows") for note in log.notes)
+    exact = "".join(f"step {step} loss 3.0 lr 0.0 grad_norm 0\n" for step in range(5))
+    points = read(tmp_path, exact).points
+    assert {(point.learning_rate, point.grad_norm) for point in points} == {(0.0, 0.0)}
+
+
+def test_lines_whose_step_cannot_be_read_are_left_out_and_that_is_noted(tmp_path: Path):
+    """As LeRobot prints its steps, `2K` after `800`."""
+    steps = ("600", "800", "1K", "2K")
+    log = read(tmp_path, "".join(f"step:{step} loss:3.0 grdn:1.5\n" for step in steps))
+    assert [point.step for point in log.points] == [600, 800]
+    assert "2 lines with numbers, but without a step, are left out" in log.notes
+
+
+def test_code_and_prose_with_a_scale_are_no_log(tmp_path: Path):
+    with pytest.raises(LogError, match="is a log of no known format"):
+        read(tmp_path, "class Attention:\n    scale = 0.12\n    norm = 2\nstep:1/9 val_loss:3.2\n")
 
 
 def test_a_name_of_its_own_is_read_where_it_is_given(tmp_path: Path):

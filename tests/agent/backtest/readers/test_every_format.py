@@ -46,7 +46,8 @@ def test_a_directory_is_searched_for_logs(name: str, tmp_path: Path):
 
 def test_every_format_that_is_named_is_tested() -> None:
     tested = {name.partition(" ")[0] for name in FORMATS} | {"deepspeed", "flight"}
-    tested |= {"torchtitan", "nanogpt", "icefall"}  # in test_console.py
+    # In test_console.py:
+    tested |= {"torchtitan", "nanogpt", "icefall", "llm.c", "build-nanogpt", "espnet", "litgpt"}
     assert tested == set(format_names())
 
 
@@ -161,3 +162,18 @@ def test_what_is_wrong_with_a_log_is_named_with_its_path(tmp_path, name, content
 def test_what_is_not_there_is_named(tmp_path: Path):
     with pytest.raises(LogError, match=r"gone\.csv: no such file or directory"):
         read(tmp_path / "gone.csv")
+
+
+def test_megatron_without_colons_is_read_as_well(tmp_path: Path):
+    path = tmp_path / "old.log"
+    path.write_text(
+        "".join(
+            f" iteration {step}/  500 | elapsed time per iteration (ms): 123.4 | learning rate "
+            f"1.000E-04 | lm loss 2.5E+00 | loss scale 65536.0 |\n"
+            for step in (10, 20)
+        )
+    )
+    (log,) = read(path)
+    assert [(p.step, p.loss, p.loss_scale, p.learning_rate) for p in log.points] == [
+        (step, 2.5, 65536.0, 1e-4) for step in (10, 20)
+    ]

@@ -59,9 +59,7 @@ def test_what_goes_wrong_on_such_a_rank_is_found(tokens):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("since", [0, 700])
-def test_a_rank_of_as_many_tokens_whose_losses_are_higher_is_found(
-    ranks, since
-):
+def test_a_rank_of_as_many_tokens_whose_losses_are_higher_is_found(ranks, since):
     losses_WR = uneven((98,) * ranks)
     losses_WR[since::9, 1] *= 8.0
     assert found_in(losses_WR) == {("outliers", 1)}
