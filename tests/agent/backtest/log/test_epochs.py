@@ -70,7 +70,7 @@ def test_a_loss_scale_may_be_logged_as_its_logarithm() -> None:
     assert [point.loss_scale for point in found] == [2.0**20, None]
 
 
-def test_a_row_per_epoch_is_1000_steps_in_a_run_that_began_anew_too() -> None:
+def test_a_row_per_epoch_is_1000_steps_of_a_restarted_run_too() -> None:
     found, notes = points([{"epoch": epoch, "train_loss": 2.0} for epoch in (0, 1, 2, 0, 1)])
     assert [point.step for point in found] == [0, 1000, 2000, 0, 1000]
     assert notes == ["no column for the step: each epoch is taken for 1000 steps"]
