@@ -1,6 +1,7 @@
 """Of models of Transformers, those whose tied weights were parted are found, and no others."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -105,7 +106,7 @@ def test_models_in_good_health_have_none(make: Callable[[], nn.Module]):
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_wrapped_models_have_none(group, keeps: bool):
-    wrapped = (
+    wrapped: tuple[Any, ...] = (
         DistributedDataParallel(make_gpt2()),
         FullyShardedDataParallel(make_gpt2(), use_orig_params=keeps, device_id=torch.device("cpu")),
         fully_shard(make_gpt2(), mesh=init_device_mesh("cpu", (1,))),

@@ -463,7 +463,7 @@ class Unreadable(Configured):
     """Its configuration cannot be read."""
 
     @property
-    def _tied_weights_keys(self) -> Any:  # type: ignore[override]
+    def _tied_weights_keys(self) -> Any:
         raise RuntimeError("not now")
 
 
