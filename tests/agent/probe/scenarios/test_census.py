@@ -7,6 +7,7 @@ health, of the same looks, bring nothing.
 """
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -72,6 +73,7 @@ def see(watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Loo
     monkeypatch.setattr(tracker, "PROCESSOR_SHARE", 1.0)
 
     def seen_of(loop: Loop) -> Seen:
+        gc.collect()  # models of earlier loops, which schedules keep in cycles
         watched = watch()
         run_dir = locations.run_directory(tmp_path / "shm", "test")
         ring = locations.ring_path(run_dir, make_identity())
