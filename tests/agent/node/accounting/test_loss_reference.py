@@ -149,6 +149,16 @@ def test_a_loss_that_multiplied_from_the_beginning_has_lost_nothing(seed, zero):
     assert run.account.counters.total(SPIKES, ()) == 0
 
 
+def test_another_task_is_learned_like_the_one_before_and_one_that_stays_high_is_lost():
+    """The norm jumps with the loss, by less than an alert on it requires."""
+    run = Run(0.005).train(200, 2.4, 0.02).train(200, 0.02, 0.02)
+    for step in range(400):
+        level = 0.02 + 2.6 * exp(-step / 60)
+        assert not run.train(1, level, level, norm=1.0 + 60.0 * exp(-step / 60)).lost, step
+    run = Run(0.005).train(200, 2.4, 0.02).train(200, 0.02, 0.02)
+    assert run.train(200, 2.5, 2.4, norm=30.0).lost
+
+
 def test_one_that_only_multiplies_when_it_is_small_had_a_level_to_lose():
     """As labelled data that are nearly learned, of which few batches have a loss at all."""
     run = Run(0.05).train(200, 2.3, 0.1)
