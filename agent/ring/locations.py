@@ -18,6 +18,8 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from mp_agent.errors import RingError
 from mp_agent.records.schema import RankIdentity
 from mp_agent.ring.files import (
@@ -136,10 +138,11 @@ def read_status(run_dir: Path) -> AgentStatus | None:
     """Return the state that the node agent last published, or None when there is no valid one."""
     content = read_private(agent_status_path(run_dir), _STATUS_BYTES_MAX)
     try:
-        return None if content is None else AgentStatus(**json.loads(content))
-    except (ValueError, TypeError) as error:
+        status = None if content is None else msgspec.json.decode(content, type=AgentStatus)
+    except (msgspec.MsgspecError, RecursionError) as error:
         pass_on(error)
         return None
+    return status if status is not None and 0 <= status.port < 1 << 16 else None
 
 
 def write_status(run_dir: Path, status: AgentStatus) -> None:

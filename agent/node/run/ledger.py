@@ -78,6 +78,7 @@ class _Format:
     format: int = FORMAT
 
 
+_BYTES_MAX = 1 << 30
 _ADAPTER = TypeAdapter(Ledger)
 _FORMATS = TypeAdapter(_Format)
 """Reads the format alone: of another one, nothing else may fit."""
@@ -88,6 +89,8 @@ def read_ledger(path: Path) -> Ledger:
     try:
         # Anything but a regular file might block, or never end.
         with os.fdopen(open_private(path), "rb") as file:
+            if os.fstat(file.fileno()).st_size > _BYTES_MAX:
+                raise RingError(f"it holds more than {_BYTES_MAX} bytes")
             content = file.read()
         found = _FORMATS.validate_json(content).format
         if found != FORMAT:

@@ -187,3 +187,26 @@ def test_a_lock_file_of_another_owner_is_refused(
     with pytest.raises(RingError, match=f"belongs to uid {real}"):
         hold_agent_lock(tmp_path)
     assert not agent_running(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{",
+        "[" * 60_000,
+        '{"pid": 1, "host": "h", "port": 9464}',
+        '{"pid": 1, "host": "h", "port": "9464", "url": "u", "scrapes_total": 0, '
+        '"final_exported": false, "started_unix_ns": 1}',
+        '{"pid": 1, "host": "h", "port": 9464, "url": 7, "scrapes_total": 0, '
+        '"final_exported": false, "started_unix_ns": 1}',
+        '{"pid": 1, "host": "h", "port": 99999, "url": "u", "scrapes_total": 0, '
+        '"final_exported": false, "started_unix_ns": 1}',
+    ],
+)
+def test_a_status_that_is_damaged_or_holds_other_values_is_none(tmp_path, content):
+    path = agent_status_path(tmp_path)
+    path.write_text(content)
+    path.chmod(0o600)
+    assert read_status(tmp_path) is None

@@ -75,3 +75,11 @@ def test_a_full_directory_leaves_the_ledger_that_was(tmp_path, monkeypatch):
 def test_a_pipe_in_place_of_the_ledger_keeps_no_agent_waiting(tmp_path):
     os.mkfifo(tmp_path / "ledger.json")
     assert read_ledger(tmp_path / "ledger.json") == Ledger()
+
+
+def test_a_ledger_without_end_is_refused_before_it_is_read(tmp_path, caplog):
+    path = tmp_path / "ledger.json"
+    path.touch(mode=0o600)
+    os.truncate(path, 1 << 40)  # no file system keeps its zeros
+    assert read_ledger(path) == Ledger()
+    assert "holds more than 1073741824 bytes" in caplog.text
