@@ -19,6 +19,7 @@ from mp_agent.inputs.addresses import shown_address
 from mp_agent.inputs.http import Answer
 from mp_agent.node.leftovers import clear_leftovers
 from mp_agent.output import Console
+from mp_agent.report.options import FiniteRange
 from mp_agent.ring import locations
 from mp_agent.settings import Settings, load_settings
 
@@ -44,7 +45,7 @@ class _InvalidAnswer(Exception):
 @click.option("--run", "run_name", help="Show this run alone.")
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.2),
+    type=FiniteRange(min=0.2),
     default=2.0,
     show_default=True,
     help="Seconds between two updates.",

@@ -10,7 +10,7 @@ import click
 
 from mp_agent.catalog.thresholds import DEFAULTS, resolve
 from mp_agent.errors import SettingError
-from mp_agent.output import write_whole
+from mp_agent.output import UnwritableError, write_whole
 from mp_agent.settings import load_settings
 
 _ADDRESS = re.compile(r"https?://[^\s{}<>\"\\]+")
@@ -92,7 +92,7 @@ def dashboards_command(
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise click.ClickException(f"{error.filename}: {error.strerror}") from error
+        raise UnwritableError(f"{error.filename} cannot be made: {error.strerror}") from error
     for name, text in found.items():
         write_whole(output / name, text)
     click.echo(f"{len(found)} dashboards in {output}")

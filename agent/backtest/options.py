@@ -19,7 +19,7 @@ from mp_agent.backtest.past_runs import Job, PastRuns, read_labels
 from mp_agent.backtest.readers.find import expand, format_names
 from mp_agent.errors import LogError, SettingError
 from mp_agent.output import refuse
-from mp_agent.report.options import Option, file_option
+from mp_agent.report.options import FiniteRange, Option, file_option
 from mp_agent.settings import load_settings
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -196,7 +196,7 @@ _OPTIONS = (
     ),
     click.option(
         "--step-seconds",
-        type=click.FloatRange(min=0.0, min_open=True, max=1e6),
+        type=FiniteRange(min=0.0, min_open=True, max=1e6),
         default=None,
         help="Time per step; by default that of the log, else 1. Windows and delays of the "
         "conditions count in this time.",

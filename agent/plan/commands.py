@@ -28,6 +28,7 @@ from mp_agent.plan.precision_plan import GOALS, PRECISIONS, PrecisionPlan, plan_
 from mp_agent.plan.recommendation.report import print_recommendation
 from mp_agent.plan.target import is_target, load_target, progress_bar, running_own_code
 from mp_agent.report.options import (
+    FiniteRange,
     Option,
     count_option,
     file_option,
@@ -213,7 +214,7 @@ def _compare(target: str, **options: Any) -> PrecisionReport:
 @click.option(
     "--memory",
     "memory_gib",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="GIB",
     help="Memory that a training step may take; by default what is free where the plan is for.",
 )

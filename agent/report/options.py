@@ -1,6 +1,7 @@
 """Options of the commands that report: numbers within bounds, files to write, and what is shown."""
 
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -22,6 +23,17 @@ class Option(Protocol):
         """Return the command."""
 
 
+class FiniteRange(click.FloatRange):
+    """A number within bounds; neither NaN, which is within all of them, nor infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        if not isfinite(number):
+            self.fail(f"{value} is not finite.", param, ctx)
+        return number
+
+
 def count_option(name: str, default: int, help: str, *, least: int = 1) -> Option:
     """Return an option with a whole number from `least` up."""
     kind = click.IntRange(min=least)
@@ -30,7 +42,7 @@ def count_option(name: str, default: int, help: str, *, least: int = 1) -> Optio
 
 def positive_option(name: str, default: float, help: str) -> Option:
     """Return an option with a positive number."""
-    kind = click.FloatRange(min=0, min_open=True)
+    kind = FiniteRange(min=0, min_open=True)
     return click.option(name, type=kind, default=default, show_default=True, help=help)
 
 

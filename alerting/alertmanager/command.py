@@ -14,7 +14,7 @@ from mp_agent.alerting.alertmanager.configuration import (
     render_alertmanager,
 )
 from mp_agent.errors import SettingError
-from mp_agent.output import write_whole
+from mp_agent.output import UnwritableError, write_whole
 
 _SITE = Site()
 _ADDRESSES = {
@@ -85,7 +85,7 @@ def alertmanager_command(
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise click.ClickException(f"{output} cannot be made: {error.strerror}") from error
+        raise UnwritableError(f"{output} cannot be made: {error.strerror}") from error
     # The messages first: a configuration never names a file that is not there.
     for name, text in ((MESSAGES_FILE, MESSAGES), (CONFIGURATION_FILE, configuration)):
         write_whole(output / name, text)

@@ -106,3 +106,28 @@ def test_a_command_that_is_unknown_is_refused_with_the_one_that_is_like_it() -> 
     outcome = CliRunner().invoke(main, ["bactest", "train.log"])
     assert outcome.exit_code == 2
     assert "'bactest' is unknown; did you mean backtest?" in outcome.output
+
+
+@pytest.mark.parametrize("command", ["dashboards", "alertmanager"])
+def test_a_directory_that_cannot_be_made_is_a_wrong_use(command: str) -> None:
+    result = CliRunner().invoke(main, [command, "--output", "/dev/null/below"])
+    assert result.exit_code == 2
+    assert "/dev/null/below cannot be made: Not a directory" in result.output
+
+
+@pytest.mark.parametrize("value", ["nan", "-nan", "inf"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("backtest", "--step-seconds"),
+        ("tune", "--margin"),
+        ("top", "--interval"),
+        ("recommend", "--memory"),
+        ("evaluate", "--learning-rate"),
+        ("compare", "--tolerance"),
+    ],
+)
+def test_an_option_with_a_number_takes_neither_nan_nor_infinity(arguments, value: str) -> None:
+    result = CliRunner().invoke(main, [*arguments, value, __file__])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{arguments[1]}'" in result.output

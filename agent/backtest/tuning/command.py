@@ -29,7 +29,7 @@ from mp_agent.inputs.addresses import shown_address
 from mp_agent.output import Console, refuse, write_whole
 from mp_agent.report import terminal
 from mp_agent.report.content import Table
-from mp_agent.report.options import count_option, file_option, wide_console
+from mp_agent.report.options import FiniteRange, count_option, file_option, wide_console
 
 _TOO_MANY = 1
 
@@ -58,7 +58,7 @@ _TOO_MANY = 1
 )
 @click.option(
     "--margin",
-    type=click.FloatRange(min=1.0, max=100.0),
+    type=FiniteRange(min=1.0, max=100.0),
     default=1.25,
     show_default=True,
     help="Factor by which thresholds are moved beyond where the alarms stop.",
