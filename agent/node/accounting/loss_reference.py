@@ -305,12 +305,13 @@ class LossReference:
         self.risen_steps += 1
         slowly = self.left_steps - self.unlearned_steps >= LONG_RISE_STEPS
         crept = slowly and self.unlearned_steps >= steps_needed
-        harmed = self.damaged and self.high_steps >= steps_needed and self._stays_high(recent)
+        harmed = self.damaged and self.high_steps >= steps_needed
+        harmed = harmed and self._stays_high(recent, steady)
         grown = self.doubling.lost or self._stays_grown(recent, 2 * steps_needed)
         if self.lost_steps or harmed or ((crept or grown) and steady()):
             self.lost_steps += 1
 
-    def _stays_high(self, recent: float) -> bool:
+    def _stays_high(self, recent: float, steady: Callable[[], bool]) -> bool:
         """Return whether a loss that rose at a disturbance does not come back from there.
 
         Another task makes the norm jump with the loss, and is then learned like the one before.
@@ -319,7 +320,7 @@ class LossReference:
         severe = self.unharmed_steps is not None
         severe = severe and (self.unharmed_steps or 0) <= NEAR_STEPS + self.risen_steps
         held = recent >= self.best + _HELD_SHARE * (self.highest - self.best)
-        return severe or held or self.high_steps >= NEAR_STEPS
+        return severe or ((held or self.high_steps >= NEAR_STEPS) and steady())
 
     def _note_top(self, recent: float, far: float) -> None:
         self.top_steps += 1
