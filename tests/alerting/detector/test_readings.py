@@ -56,3 +56,11 @@ def test_what_was_known_before_is_where_a_series_begins():
     found.update([(("a", ()), 8.0)], 0.0)
     (history,) = found.series("a").values()
     assert history.standing_at(0.0).rise == 1.0
+
+
+@pytest.mark.parametrize(("count", "first"), [(0.0, 12), (1.0, 12), (2.0, 11), (40.0, 1)])
+def test_the_first_of_the_last_steps_is_none_beyond_the_last(count: float, first: int):
+    found = taken()
+    for step in (10, 11, 12):
+        found.note_step(step)
+    assert found.first_of(count, 12) == first
