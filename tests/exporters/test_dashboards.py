@@ -48,7 +48,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_text("")
     result = run("--output", str(taken / "x"))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert str(taken) in result.output
 
 

@@ -99,16 +99,21 @@ def exact(rank: int, axes: Sequence[PlacementAxis], home: Iterable[int]) -> Grid
 
 
 def axes_by_parameter(modules: Iterable[nn.Module]) -> Mapping[int, tuple[PlacementAxis, ...]]:
-    """Return the axes of every parameter that a wrapper among `modules` reduces, by `id`."""
+    """Return the axes of every parameter that a wrapper among `modules` reduces, by `id`.
+
+    A wrapper whose process group was destroyed reduces nothing any more.
+    """
     found: dict[int, tuple[PlacementAxis, ...]] = {}
     for module in modules:
         if isinstance(module, DistributedDataParallel):
             axis = PlacementAxis(Spread.COPIED, _ranks(module.process_group), "ddp")
-            found.update((id(parameter), (axis,)) for parameter in _reduced_by(module))
+            held = _reduced_by(module) if axis.ranks else ()
+            found.update((id(parameter), (axis,)) for parameter in held)
         handle = vars(module).get("_handle")
         if hasattr(handle, "flat_param"):  # FSDP1's FlatParamHandle, which is not public
             axes = tuple(_axes_of_unit(module, handle))
-            found.update((id(parameter), axes) for parameter in _parameters_of(handle))
+            held = tuple(_parameters_of(handle)) if all(axis.ranks for axis in axes) else ()
+            found.update((id(parameter), axes) for parameter in held)
     return found
 
 
@@ -155,7 +160,11 @@ def _axes_of_unit(module: nn.Module, handle: Any) -> Iterator[PlacementAxis]:
 
 
 def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
-    return tuple(dist.get_process_group_ranks(group))
+    """Return the global ranks of a group; none if it was destroyed."""
+    try:
+        return tuple(dist.get_process_group_ranks(group))
+    except KeyError:
+        return ()
 
 
 Over: TypeAlias = "dist.ProcessGroup | DeviceMesh | Sequence[int]"

@@ -11,13 +11,13 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from mp_agent.probe.placement import Survey, declarations
-from mp_agent.probe.placement.axes import Grid, PlacementAxis, Spread
+from mp_agent.probe.placement.axes import Grid, PlacementAxis, Spread, axes_by_parameter
 from mp_agent.probe.placement.survey import PARTIAL
 from mp_agent.probe.processes.launchers import describe_ranks
 from mp_agent.records.schema import Share
@@ -239,3 +239,16 @@ class TestOfFourRanks:
 
     def test_declared_not_counted_has_no_share(self, found):
         assert {(each.share, each.unsupported) for each in found("declared not")} == {(None, "")}
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching")
+def test_wrappers_whose_process_group_was_destroyed_reduce_nothing(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    wrappers = (
+        DistributedDataParallel(nn.Linear(2, 2)),
+        FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu")),
+    )
+    while_it_lasts = [bool(axes_by_parameter([wrapper])) for wrapper in wrappers]
+    end_process_group()
+    assert while_it_lasts == [True, True]
+    assert [axes_by_parameter([wrapper]) for wrapper in wrappers] == [{}, {}]
