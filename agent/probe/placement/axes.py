@@ -107,13 +107,13 @@ def axes_by_parameter(modules: Iterable[nn.Module]) -> Mapping[int, tuple[Placem
     for module in modules:
         if isinstance(module, DistributedDataParallel):
             axis = PlacementAxis(Spread.COPIED, _ranks(module.process_group), "ddp")
-            held = _reduced_by(module) if axis.ranks else ()
-            found.update((id(parameter), (axis,)) for parameter in held)
+            if axis.ranks:
+                found.update((id(parameter), (axis,)) for parameter in _reduced_by(module))
         handle = vars(module).get("_handle")
         if hasattr(handle, "flat_param"):  # FSDP1's FlatParamHandle, which is not public
             axes = tuple(_axes_of_unit(module, handle))
-            held = tuple(_parameters_of(handle)) if all(axis.ranks for axis in axes) else ()
-            found.update((id(parameter), axes) for parameter in held)
+            if all(axis.ranks for axis in axes):
+                found.update((id(parameter), axes) for parameter in _parameters_of(handle))
     return found
 
 
