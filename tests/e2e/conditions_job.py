@@ -48,9 +48,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
+    torch.manual_seed(dist.get_rank())  # ranks that share their batches are warned of
     begun, scale = time.monotonic(), 1.0
     while not all_have_heard() and time.monotonic() - begun < HEARD_WITHIN_SECONDS:
-        (model(torch.ones(4, 8)).mean() * scale).backward()
+        (model(1.0 + 0.1 * torch.randn(4, 8)).mean() * scale).backward()
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(STEP_PAUSE_SECONDS)
