@@ -56,9 +56,9 @@ _STEADY_SHARE = 0.1
 _FIRST_PAIRS = 64
 _PAIRS_AT_LEAST = 12
 _MULTIPLES_SHARE = 0.25
-"""Share of the first losses that are twice the one before or half of it, from which on the loss has
-no level: at most an eighth are with labelled data, two fifths or more where a loss is a sum over an
-episode. One that multiplies only when it has become small had a level before."""
+"""Share of the first losses that are twice the one before or half of it, as many of each, from
+which on the loss has no level: at most an eighth are with labelled data, two fifths or more where a
+loss is a sum over an episode. One that multiplies only when it has become small had a level."""
 TREND_BLOCKS = 32
 """Blocks in each of the two windows that the trend compares: 512 steps."""
 
@@ -115,8 +115,10 @@ class LossTracker(Tracker):
     reference: LossReference = field(default_factory=LossReference)
     pairs: int = 0
     """Pairs of consecutive losses among the first ones."""
-    multiples: int = 0
-    """Those of them of which one loss is more than twice the other, or of another sign."""
+    leaps: int = 0
+    """Those of them whose second loss is more than twice the first, or no longer negative."""
+    drops: int = 0
+    """Those whose second loss is less than half of the first, or negative by now."""
     ranks: int = 0
     """Number of ranks over which the last loss that counted is the mean."""
     fewer_steps: int = 0
@@ -157,8 +159,10 @@ class LossTracker(Tracker):
         """Whether the loss has multiplied from step to step since the run began.
 
         Its level says how long episodes are, or what was drawn, and not what the model has learned.
+        One that leaps up alone is lost from the start, and one that drops alone learns fast.
         """
-        return self.multiples > _MULTIPLES_SHARE * max(self.pairs, _PAIRS_AT_LEAST)
+        both = 2 * min(self.leaps, self.drops)
+        return both > _MULTIPLES_SHARE * max(self.pairs, _PAIRS_AT_LEAST)
 
     @property
     def unexplained(self) -> bool:
@@ -197,9 +201,7 @@ class LossTracker(Tracker):
         if not self._has_usual_ranks(len(step.present_ranks)):
             return
         if self.window and self.pairs < _FIRST_PAIRS:
-            self.pairs += 1
-            largest = max(abs(loss), abs(self.window[-1]))
-            self.multiples += abs(loss - self.window[-1]) > largest / 2
+            self._count_pair(self.window[-1], loss)
         usual = self._usual(thresholds)
         self._judge(loss, self._level_before(loss, usual, thresholds), thresholds)
         self._fold_window(loss)
@@ -218,6 +220,12 @@ class LossTracker(Tracker):
             center = median_of_sorted(self.recent)
             scatter = partial(self._scatter, center)
             self.reference.fold(center, scatter, self._is_steady, thresholds)
+
+    def _count_pair(self, before: float, loss: float) -> None:
+        self.pairs += 1
+        half = max(abs(loss), abs(before)) / 2
+        self.leaps += loss - before > half
+        self.drops += before - loss > half
 
     def next_bound(self, thresholds: Mapping[str, float]) -> float | None:
         """Return the bound above which the next loss is unusual; None while there is none."""

@@ -16,7 +16,7 @@ _WINDOW_REQUESTS = 100
 _TOLERANCE = 0.1
 """A pace that differs by less is not worth a change."""
 _ROOM = 1.5
-"""Requests that are taken in, of those that the pace asks for: to put off more would lose rows."""
+"""Requests that are accepted, of those that the pace asks for: to put off more would lose rows."""
 _RETURNS_SHARE = 0.75
 """Of the requests that are accepted, for those that were put off: the rest is for new trouble."""
 _OWN_SHARE_MAX = 0.5

@@ -94,8 +94,10 @@ class OptimizerRegistry:
         """Return whether any parameter requires gradients, those of all live modules."""
         modules = self._plan_maker.live_objects().modules
         self._plan_maker.forget_live_objects()
-        own = (each for module in modules for each in module._parameters.values())
-        return any(each is not None and each.requires_grad for each in own)
+        own = (vars(module).get("_parameters") or {} for module in modules)
+        return any(
+            each is not None and each.requires_grad for held in own for each in held.values()
+        )
 
     def of(self, optimizer: Optimizer) -> WatchedOptimizer | None:
         """Return what is watched for steps of `optimizer`; None when there is nothing."""

@@ -167,6 +167,28 @@ def test_one_that_only_multiplies_when_it_is_small_had_a_level_to_lose():
     assert run.train(400, 4.0, 4.0, norm=900.0).lost
 
 
+def test_one_that_falls_fast_at_first_has_a_level_to_lose():
+    """As of a regression without noise."""
+    run = Run(1e-7)
+    for step in range(40):
+        level = 1e-5 + 1e3 * 0.45**step
+        run.train(1, level, level)
+    run.train(300, 1e-5, 1e-5)
+    assert not run.account.progress.losses.multiplies and not run.lost
+    assert run.train(300, 40.0, 40.0, norm=900.0).lost
+
+
+def test_one_that_leaps_from_the_first_steps_on_is_judged():
+    """As at a learning rate that is far too high."""
+    run, exploded = Run(0.005).train(16, 2.3, 2.1), 0
+    for step in range(40):
+        level = 2.1 * 2.5 ** min(step, 24)
+        run.train(1, level, level, norm=level)
+        exploded += bool(run.account.progress.norms.exploded)
+    assert not run.account.progress.losses.multiplies
+    assert exploded
+
+
 @pytest.mark.parametrize("steps", [400, 1600])
 def test_squared_errors_that_grow_with_their_scatter_are_of_values_that_grow(steps):
     """Of temporal differences: the target rises as the policy gets better."""
