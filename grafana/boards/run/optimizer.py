@@ -4,10 +4,12 @@ from grafana.panel import Panel, Query, Row, above, help_of
 from grafana.queries import by_run
 from mp_agent.alerting.conditions.optimizer import (
     ADAM_EPSILON_UNSAFE,
-    PARAMETERS_WITHOUT_OPTIMIZER,
     SECOND_MOMENT_STALE,
-    TIED_WEIGHTS_PARTED,
     UPDATES_LOST,
+)
+from mp_agent.alerting.conditions.parameters import (
+    PARAMETERS_WITHOUT_OPTIMIZER,
+    TIED_WEIGHTS_PARTED,
     WEIGHTS_UNCHANGED,
 )
 
