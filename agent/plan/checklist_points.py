@@ -15,6 +15,7 @@ from mp_agent.alerting.conditions import (
     nonfinite,
     optimizer,
     overflows,
+    parameters,
     tensors,
 )
 from mp_agent.catalog.metrics.tensors import mean, norm, slice_imbalance
@@ -223,7 +224,7 @@ POINTS = (
     ChecklistPoint(
         title="no .half() or .bfloat16() on what is trained",
         rules=(casts.CAST_MODEL, casts.CAST_INPUT),
-        conditions=(optimizer.UPDATES_LOST, optimizer.WEIGHTS_UNCHANGED),
+        conditions=(optimizer.UPDATES_LOST, parameters.WEIGHTS_UNCHANGED),
         look=_casts,
         remedy="Keep FP32 weights and let autocast cast, or give the optimizer FP32 copies.",
         unseen=_LOOP,
