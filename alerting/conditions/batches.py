@@ -237,9 +237,9 @@ RANK_LOSS_OUTLIERS = Condition(
         query='increase(mp_agent_rank_loss_outlier_steps_total{run="RUN"}[15m])',
         reading="Steps at which three or more of the last 64 losses of a rank were at least four "
         "times as far from the usual loss as the highest one of all other ranks, and twice the "
-        "usual loss. Where the losses of a rank scattered by another breadth than those of the "
-        "others when the run began, as with a seventh of the tokens, more is required: so many "
-        "times as far as the square of the ratio.",
+        "usual loss. Where the losses of a rank scattered more or less than those of the others "
+        "when the run began, as with a seventh of the tokens, the distance that is required grows "
+        "with the square of that ratio.",
         causes=(
             "A shard with corrupt records, or with wrong labels.",
             "A worker or a file system that returns damaged data on that node.",
@@ -289,8 +289,8 @@ RANK_LOSS_UNLIKE = Condition(
         "and at once where labels may be wrong.",
         query='mp_agent_rank_loss_level_steps{run="RUN"} > 0',
         reading="Three quarters of the rank's last 32 losses are above twice the upper quartiles "
-        "of all other ranks, or below half of their lower ones. A rank is not low, where its "
-        "losses scattered more than those of the others when the run began: of few tokens, most "
+        "of all other ranks, or below half of their lower ones. A rank whose losses scattered more "
+        "than those of the others when the run began does not count as low: of few tokens, most "
         "losses are low, and some very high.",
         causes=(
             "A shard with wrong labels, another tokenizer, or damaged records.",

@@ -205,8 +205,8 @@ LOSS_DIVERGING = Condition(
         "best level or more and stayed, or that it rose slowly to its initial level; it returns to "
         "0 once half of the rise is recovered. A rise by itself says nothing of a loss that moves "
         "from step to step by a tenth of its level or more, such as the squared errors of values "
-        "that grow, and nothing at all of one that has multiplied since the run began, such as a "
-        "sum over episodes: look at the reward, or at an evaluation.",
+        "that grow, and nothing at all of one that has gone up and down by factors since the run "
+        "began, such as a sum over episodes: look at the reward, or at an evaluation.",
         causes=(
             "The learning rate is too high: the loss has risen since the end of the warm-up.",
             "An explosion or a spike from which the run did not recover.",

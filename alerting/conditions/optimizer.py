@@ -222,7 +222,7 @@ OPTIMIZER_STATE_LOST = Condition(
     summary="The run goes on from a checkpoint, and its optimizer has lost its state.",
     meaning="The schedule of the learning rate, or the trainer, goes on from a step far from the "
     "first, and the optimizer began with empty state. Momentum and second moments start from 0: "
-    "at the learning rate of a run in full progress, the first updates are not those that the run "
+    "at the learning rate that the run had reached, the first updates are not those that it "
     "would have made, and the loss may rise for some hundred steps.",
     confirm="mp_agent_resumed_without_state_steps. In the script, print len(optimizer.state) after "
     "the checkpoint is loaded.",
@@ -248,7 +248,7 @@ OPTIMIZER_STATE_LOST = Condition(
     quiet=("a run that resumes with the state of its optimizer, or begins at step 1",),
     needs=((Quantity.OPTIMIZER,),),
     guidance=Guidance(
-        harm="The run goes on and may need some hundred steps to find back. Stop it soon if the "
+        harm="The run goes on and may need some hundred steps to recover. Stop it soon if the "
         "state is there to be loaded.",
         query='mp_agent_resumed_without_state_steps{run="RUN"}',
         reading="The steps that were made before this attempt's first one. It is shown for 1000 "

@@ -51,7 +51,7 @@ def running_statistics_stand_still(wrong: bool) -> None:
 
 @silent_error("optimizer")
 def decay_of_norms_and_biases(wrong: bool) -> None:
-    """Weight decay takes in norms and biases, which it was to leave out."""
+    """Weight decay includes norms and biases, which it was to leave out."""
     model = make_replicas(make_model(normalized=True))
     own = list(model.parameters())
     groups = [

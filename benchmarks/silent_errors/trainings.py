@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 import mp_agent
-from benchmarks.silent_errors import base, data, loops, ranks, recipes
+from benchmarks.silent_errors import base, data, loops, parameters, ranks, recipes
 
 ERRORS = {
     name: error
     for group in base.GROUPS
-    for part in (loops, ranks, data, recipes)
+    for part in (loops, parameters, ranks, data, recipes)
     for name, error in base.ERRORS.items()
     if error.group == group and error.train.__module__ == part.__name__
 }

@@ -228,8 +228,8 @@ RESUMED_WITHOUT_STATE = gauge(
     "{step}",
     help="Steps that a schedule of the learning rate, or the trainer of a framework, has counted "
     "before the first one of the attempt, where the optimizer keeps state and began without any: "
-    "Adam's moments start from 0. Known at the fourth step, shown up to the thousandth; absent if "
-    "it is not so.",
+    "Adam's moments start from 0. Known at the fourth step, shown up to the thousandth; absent "
+    "otherwise.",
     read=lambda run: run.trained.resumed_without_state,
 )
 UPDATES_ROUNDED = gauge(

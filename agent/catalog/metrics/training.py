@@ -77,8 +77,8 @@ LOSS_LOST_STEPS = gauge(
     help="Losses since the run lost what it had learned, after an explosion, by climbing to "
     "loss_growth times its best level or by rising slowly to its initial level; 0 before that, "
     "and after a recovery. Where the loss is clearly above that multiple and does not fall, it "
-    "takes three eighths of loss_lost_steps. Absent where the loss has multiplied from step to "
-    "step since the run began, as a sum over episodes does: it has no level to lose.",
+    "takes three eighths of loss_lost_steps. Absent where the loss has gone up and down by "
+    "factors since the run began, as a sum over episodes does: it has no level to lose.",
     read=lambda run: None if run.loss.lost_steps is None else float(run.loss.lost_steps),
 )
 LOSS_NONFINITE_UNSKIPPED = counter(
