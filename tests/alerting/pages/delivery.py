@@ -39,8 +39,35 @@ def deliver(
         channels = (Channel.EMAIL, Channel.WEBHOOK)
         text = render_alertmanager("x", channels=channels, site=site, time_scale=_TIME_SCALE)
         with alertmanager(alertmanager_binary, directory, _without_tls(text)) as url:
-            _send(url, [alert for of_run in alerts.values() for alert in of_run])
-            return {run: _delivered(run, url, inbox, len(alerts[run])) for run in alerts}
+            every = [alert for of_run in alerts.values() for alert in of_run]
+            sent_at = _moments([alert.since_seconds for alert in every])
+            _send(url, every, sent_at)
+            delivered = {run: _delivered(run, url, inbox, len(alerts[run])) for run in alerts}
+    return {run: _as_it_began(page, sent_at) for run, page in delivered.items()}
+
+
+def _moments(since_seconds: Sequence[float]) -> dict[float, datetime]:
+    """Return by beginning the moment that Alertmanager is told: one of now, as in operation.
+
+    A group whose first alert is older than `group_wait` is sent at once, without those that come
+    with it.
+    """
+    now = datetime.now(UTC).replace(microsecond=0)
+    return {
+        since: now + timedelta(seconds=rank)
+        for rank, since in enumerate(sorted(set(since_seconds)))
+    }
+
+
+def _as_it_began(page: dict[str, Any], sent_at: Mapping[float, datetime]) -> dict[str, Any]:
+    """Return a page with the moments at which its alerts fired first."""
+    text = json.dumps(page)
+    for since, moment in sent_at.items():
+        for form in ("%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d %H:%M:%S"):
+            began = _BEGAN + timedelta(seconds=since)
+            text = text.replace(moment.strftime(form), began.strftime(form))
+    dated: dict[str, Any] = json.loads(text)
+    return dated
 
 
 def _without_tls(configuration: str) -> str:
@@ -51,13 +78,13 @@ def _without_tls(configuration: str) -> str:
     return yaml.safe_dump(document)
 
 
-def _send(url: str, alerts: Sequence[Fired]) -> None:
+def _send(url: str, alerts: Sequence[Fired], sent_at: Mapping[float, datetime]) -> None:
     now = datetime.now(UTC)
     body = [
         {
             "labels": dict(alert.labels),
             "annotations": dict(alert.annotations),
-            "startsAt": (_BEGAN + timedelta(seconds=alert.since_seconds)).isoformat(),
+            "startsAt": sent_at[alert.since_seconds].isoformat(),
             "endsAt": (now + timedelta(hours=1)).isoformat(),
         }
         for alert in alerts
