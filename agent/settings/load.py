@@ -27,6 +27,8 @@ from mp_agent.settings.fields import ENV_PREFIX, GUARDS, SECRETS, Settings
 log = logging.getLogger("mp_agent")
 
 CONFIG_VARIABLE = "MP_AGENT_CONFIG"
+HANDOVER_VARIABLE = "MP_AGENT_NODE_SETTINGS"
+_OTHER_VARIABLES = (CONFIG_VARIABLE, HANDOVER_VARIABLE, "MP_AGENT_ATTACH")
 
 _FILE_BYTES_MAX = 1 << 20
 
@@ -60,6 +62,10 @@ def load_settings(*, refuse: Collection[str] = (), **arguments: Any) -> tuple[Se
             ignored += 1
             refused_guards |= {name} & set(GUARDS)
             log.warning("%s has value %s: %s; it is ignored", origin, _shown(name, value), problem)
+    for variable, meant in unknown_variables(os.environ).items():
+        if meant:
+            ignored += 1
+            log.warning("%s is no setting and is ignored: did you mean %s?", variable, meant)
     settings = Settings(**{**values, **given})
     return settings.with_refused_guards(refused_guards - given.keys()), ignored
 
@@ -95,6 +101,30 @@ def _environment_values() -> Iterator[tuple[str, str, Any]]:
         value = os.environ.get(variable)
         if value:
             yield variable, name, value
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that look like settings and are none, with the one that was meant.
+
+    It is empty where no name is near. What Kubernetes sets for a Service is left out.
+    """
+    import difflib  # an error is rare, and the trainer imports this module
+
+    known = {_variable(name) for name in Settings.model_fields} | {*_OTHER_VARIABLES}
+    near = {name.removeprefix(ENV_PREFIX): name for name in known}
+    found = {}
+    for variable in sorted(environ):
+        name = variable.removeprefix(ENV_PREFIX)
+        if name == variable or variable in known or _of_service(variable):
+            continue
+        meant = difflib.get_close_matches(name, near, n=1, cutoff=0.8)
+        found[variable] = near[meant[0]] if meant else ""
+    return found
+
+
+def _of_service(variable: str) -> bool:
+    """Return whether Kubernetes sets such a variable for a Service called mp-agent-…."""
+    return variable.endswith(("_SERVICE_HOST", "_SERVICE_PORT", "_PORT")) or "_PORT_" in variable
 
 
 def _file_values() -> Iterator[tuple[str, str, Any]]:
@@ -153,7 +183,6 @@ def _read_text(path: Path) -> str:
     return content.decode("utf-8")
 
 
-HANDOVER_VARIABLE = "MP_AGENT_NODE_SETTINGS"
 _REFUSED_GUARDS = "refused_guards"
 
 

@@ -19,9 +19,10 @@ _INTRODUCTION = """\
 Precedence: argument of `init()` > environment variable > `[tool.mp_agent]` in `pyproject.toml` \
 (or the YAML or TOML file that `MP_AGENT_CONFIG` names) > default.
 
-A wrong argument raises an error that names the field and the value. A wrong value in the \
-environment or in a file is logged, counted in `mp_agent_setting_errors_total` and replaced by \
-the default. `mp-agent settings` lists those in force, `mp-agent doctor` where each comes from. \
+A wrong argument raises an error that names the field and the value. A wrong value, or a \
+misspelt name, in the environment or in a file is logged, counted in \
+`mp_agent_setting_errors_total` and ignored: the default applies. `mp-agent settings` lists those \
+in force, `mp-agent doctor` where each comes from. \
 Editors check a file against [settings.schema.json](settings.schema.json), which \
 `mp-agent settings --schema` prints as well: in YAML, begin it with \
 `# yaml-language-server: $schema=settings.schema.json`.

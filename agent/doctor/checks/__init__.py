@@ -19,7 +19,7 @@ class Check:
 MACHINE_CHECKS = (
     Check("settings", "Which settings are in force?", settings.sources),
     Check("ignored-settings", "Is a setting ignored?", settings.ignored_values),
-    Check("variables", "Is a variable misspelt?", settings.unknown_variables),
+    Check("variables", "Is a variable not read?", settings.unread_variables),
     Check("kubernetes-service", "Does a Service set the variables?", settings.service_variables),
     Check("enabled", "Is mp_agent enabled?", settings.enabled),
     Check("node-agent-setting", "Who starts the node agent?", settings.node_agent),

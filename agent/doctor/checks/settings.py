@@ -1,15 +1,13 @@
 """Checks of the settings from this process's environment and the settings file."""
 
-import difflib
 from collections.abc import Iterator
 
 from mp_agent.doctor.machine import CheckResult, Machine, ok, unknown, wrong
 from mp_agent.errors import SettingError
 from mp_agent.inputs.addresses import shown_message
 from mp_agent.node.http.auth import access
-from mp_agent.settings import CONFIG_VARIABLE, ENV_PREFIX, SECRETS, Settings
+from mp_agent.settings import ENV_PREFIX, SECRETS, unknown_variables
 
-_OTHER_VARIABLES = {CONFIG_VARIABLE, "MP_AGENT_ATTACH", "MP_AGENT_NODE_SETTINGS"}
 _SERVICE_VARIABLE = "MP_AGENT_SERVICE_HOST"
 """Set by Kubernetes in every pod of a namespace with a Service called mp-agent."""
 
@@ -28,26 +26,20 @@ def sources(machine: Machine) -> Iterator[CheckResult]:
 
 
 def ignored_values(machine: Machine) -> Iterator[CheckResult]:
-    """Report invalid values, which are ignored."""
+    """Report invalid values and misspelt variables, which are ignored."""
     for warning in machine.ignored:
-        yield wrong(warning, "correct the value, or remove it")
+        yield wrong(warning, "correct it, or remove it")
     if not machine.ignored:
         yield ok("no value is ignored")
 
 
-def unknown_variables(machine: Machine) -> Iterator[CheckResult]:
-    """Report variables that look like settings but are not."""
-    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
-    names = [name for name in machine.environ if name.startswith(ENV_PREFIX)]
-    unexpected = sorted(name for name in names if name not in known and not _of_service(name))
-    for name in unexpected:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-        if near:
-            yield wrong(f"{name} is no setting", f"did you mean {near[0]}?")
-        else:
-            yield unknown(f"{name} is no setting", "mp-agent does not read it")
-    if not unexpected:
-        yield ok("every MP_AGENT_ variable is a setting")
+def unread_variables(machine: Machine) -> Iterator[CheckResult]:
+    """Report variables that look like settings, and resemble none."""
+    unread = [name for name, meant in unknown_variables(machine.environ).items() if not meant]
+    for name in unread:
+        yield unknown(f"{name} is no setting", "mp-agent does not read it")
+    if not unread:
+        yield ok("no other variable begins with MP_AGENT_")
 
 
 def service_variables(machine: Machine) -> Iterator[CheckResult]:
@@ -117,8 +109,3 @@ def port_settings(machine: Machine) -> Iterator[CheckResult]:
         f"the port speaks {requirements[0]}"
         + "".join(f", requires {one}" for one in requirements[1:])
     )
-
-
-def _of_service(name: str) -> bool:
-    """Return whether Kubernetes sets such a variable for a Service called mp-agent-…."""
-    return name.endswith(("_SERVICE_HOST", "_SERVICE_PORT", "_PORT")) or "_PORT_" in name

@@ -103,8 +103,14 @@ class ValueWindow:
         self.buckets = [] if buckets is None else buckets
 
     def add(self, value: float, time_unix_seconds: float) -> None:
-        """Add a value; an earlier time than the newest counts into the newest period."""
+        """Add a value; an earlier time than the newest counts into the newest period.
+
+        By a clock that is set back by more than a window, what was kept becomes as much earlier:
+        else it would stay until the clock has caught up.
+        """
         period = floor(time_unix_seconds / self._period_seconds)
+        if self.buckets and (back := self.buckets[-1][0] - period) > _BUCKETS_PER_WINDOW:
+            self.buckets[:] = [(then - back, high, low) for then, high, low in self.buckets]
         if self.buckets and self.buckets[-1][0] >= period:
             last, largest, smallest = self.buckets[-1]
             self.buckets[-1] = (last, max(largest, value), min(smallest, value))

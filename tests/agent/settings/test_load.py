@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from mp_agent.errors import SettingError
-from mp_agent.settings import load_settings
+from mp_agent.settings import Settings, load_settings
 
 
 def test_argument_beats_variable_beats_file_beats_default(monkeypatch, tmp_path):
@@ -43,6 +43,17 @@ def test_kubernetes_service_variable_is_logged_counted_and_ignored(monkeypatch, 
         settings, ignored = load_settings()
     assert settings.port is None and ignored == 1
     assert "MP_AGENT_PORT has value 'tcp://10.0.0.1:9464'" in caplog.text
+
+
+def test_a_misspelt_variable_is_logged_with_the_one_that_was_meant_and_counted(monkeypatch, caplog):
+    monkeypatch.setenv("MP_AGENT_LAYERS_INTERVAL", "5")
+    monkeypatch.setenv("MP_AGENT_CRD_DIR", "/of/another/program")
+    with caplog.at_level(logging.WARNING, logger="mp_agent"):
+        settings, ignored = load_settings()
+    assert settings.layer_interval == Settings().layer_interval and ignored == 1
+    (said,) = caplog.messages
+    assert "MP_AGENT_LAYERS_INTERVAL is no setting" in said
+    assert "did you mean MP_AGENT_LAYER_INTERVAL?" in said
 
 
 def test_wrong_file_value_is_counted_and_the_others_hold(monkeypatch, tmp_path, caplog):

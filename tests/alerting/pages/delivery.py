@@ -47,7 +47,7 @@ def deliver(
 
 
 def _moments(since_seconds: Sequence[float]) -> dict[float, datetime]:
-    """Return by beginning the moment that Alertmanager is told: one of now, as in operation.
+    """Return by beginning when an alert begins for Alertmanager: now, as in operation.
 
     A group whose first alert is older than `group_wait` is sent at once, without those that come
     with it.

@@ -54,12 +54,15 @@ def test_nothing_set_is_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         assert verdicts(name, machine) == {CheckStatus.OK}
 
 
-def test_a_misspelt_variable_is_reported_with_the_one_that_was_meant() -> None:
-    machine = Machine(Settings(), environ={"MP_AGENT_LAYER_INTERVALL": "5", "MP_AGENT_DIR": "/x"})
-    finding = only("variables", machine)
+def test_a_misspelt_variable_is_reported_with_the_one_that_was_meant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = machine_here(monkeypatch, MP_AGENT_LAYER_INTERVALL="5", MP_AGENT_DIR="/x")
+    finding = only("ignored-settings", machine)
     assert finding.verdict is CheckStatus.WRONG
     assert "MP_AGENT_LAYER_INTERVALL" in finding.text
-    assert "MP_AGENT_LAYER_INTERVAL?" in finding.remedy
+    assert "MP_AGENT_LAYER_INTERVAL?" in finding.text
+    assert verdicts("variables", machine) == {CheckStatus.OK}
 
 
 def test_a_variable_like_no_setting_is_only_mentioned() -> None:

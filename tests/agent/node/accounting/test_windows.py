@@ -47,6 +47,17 @@ def test_a_clock_that_jumps_back_loses_nothing():
     assert window.extremes(1000.0) == (7.0, 3.0)
 
 
+def test_an_excursion_leaves_the_window_although_the_clock_was_set_back_by_days():
+    window = ValueWindow(120.0)
+    window.add(5000.0, 1_000_000.0)
+    window.add(2.0, 1_000_060.0)
+    window.add(1.0, 10.0)
+
+    assert window.extremes(10.0) == (5000.0, 1.0)
+    window.add(1.0, 100.0)
+    assert window.extremes(100.0) == (2.0, 1.0)
+
+
 def test_memory_does_not_grow_with_the_step_rate():
     window = ValueWindow(120.0)
     for step in range(100_000):
