@@ -1,6 +1,7 @@
 """Children of a rank are no ranks: what they do is not seen, and costs their parent nothing."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.ring.reader import RingReader
+from tests.waiting import wait_until
 
 _BEGINNING = """
 import os, sys, time, torch, mp_agent
@@ -41,7 +43,7 @@ weight = torch.nn.Parameter(torch.ones(3))
 optimizer = torch.optim.SGD([weight], lr=0.1)
 earlier = [name for name in open_here() if name.startswith("socket:")]
 mp_agent.init(node_agent=sys.argv[2], run="fork-test", dir=sys.argv[1], log_dir=sys.argv[1],
-              port=0, linger_seconds=3, exit_wait_seconds=0)
+              port=0, linger_seconds=600, exit_wait_seconds=0)
 """
 
 _FORK = """
@@ -81,8 +83,14 @@ def run(body: str, directory: Path, node_agent: str = "none") -> RingReader:
         command, capture_output=True, text=True, env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
     )
     assert result.returncode == 0, result.stderr
-    (path,) = locations.find_rings(locations.run_directory(directory, "fork-test"))
-    return RingReader.open(path)
+    run_dir = locations.run_directory(directory, "fork-test")
+    (path,) = locations.find_rings(run_dir)
+    reader = RingReader.open(path)
+    if node_agent == "spawn":
+        status = wait_until(lambda: locations.read_status(run_dir), what="the node agent")
+        os.kill(status.pid, signal.SIGTERM)
+        wait_until(lambda: not run_dir.exists(), what="the end of the node agent")
+    return reader
 
 
 @pytest.mark.slow
