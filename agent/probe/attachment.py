@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -34,6 +35,8 @@ from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
 
 log = logging.getLogger("mp_agent")
+
+POLL_INTERVAL_SECONDS = 1.0
 
 
 class Attachment:
@@ -75,6 +78,7 @@ class Attachment:
         self._exit_recorded = False
         self._exit = ExitHandler(self._end)
         self._signals = SignalLog()
+        self._next_poll_seconds = 0.0
         self.probe = Probe(
             self._connect,
             settings,
@@ -179,12 +183,19 @@ class Attachment:
             self._ring.writer.count(probe_errors=1)
 
     def _on_step(self) -> None:
-        self._signals.poll()
-        if self._conditions is not None and (found := self._conditions.poll()):
-            self.probe.later(partial(self._conditions.deliver, found))
         requests = self.probe.requests
         if requests is not None and (step := requests.take_unreported()) is not None:
             self.probe.later(partial(self._checkpoints.call, step))
+        now_seconds = time.monotonic()
+        if now_seconds >= self._next_poll_seconds:
+            self._next_poll_seconds = now_seconds + POLL_INTERVAL_SECONDS
+            self._poll()
+
+    def _poll(self) -> None:
+        """Look after signals, conditions, and the processes that belong to this rank."""
+        self._signals.poll()
+        if self._conditions is not None and (found := self._conditions.poll()):
+            self.probe.later(partial(self._conditions.deliver, found))
         if self._launcher is not None:
             self._launcher.ensure_running()
         if self._kernels is not None:

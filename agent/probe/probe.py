@@ -31,15 +31,15 @@ from mp_agent.probe.instruments.routers import RouterSampling, StepRouters
 from mp_agent.probe.instruments.tensors import WatchedTensors
 from mp_agent.probe.isolation import Shield
 from mp_agent.probe.meeting import Meeting
-from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
-from mp_agent.probe.optimizers.run_facts import ObservedTraits, main_script
 from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.recording.replica_evidence import ReplicaEvidence
+from mp_agent.probe.recording.run_facts import ObservedTraits, main_script
 from mp_agent.probe.recording.weight_updates import WeightUpdates
 from mp_agent.probe.reduction import GroupReduction
 from mp_agent.probe.ring_connection import ProbeReports, RingConnection
 from mp_agent.probe.step.layer_schedule import LayerSchedule, OverheadBudget
+from mp_agent.probe.step.measurement import Measurement
 from mp_agent.probe.step.phases import PhaseMarks, StepParts
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.step_tracker import StepTracker

@@ -22,16 +22,16 @@ from mp_agent.ring.format.layout import (
 )
 from mp_agent.ring.format.records import (
     BodyHeader,
+    LiveState,
     decode_body_header,
     decode_layers,
     decode_step,
     generation_of,
     schema_bytes_of,
 )
+from mp_agent.ring.format.records import decode as decode_exit_status
 from mp_agent.ring.format.schema import Head, decode_head, decode_names
 from mp_agent.ring.format.slots import SlotReader
-from mp_agent.ring.format.state import LiveState
-from mp_agent.ring.format.state import decode as decode_exit_status
 
 
 class RingReader:

@@ -34,15 +34,18 @@ from mp_agent.ring.format.layout import (
     align,
 )
 from mp_agent.ring.format.records import (
+    RECORDER,
     BodyHeader,
+    LiveState,
+    disarm,
     encode_body_header,
     encode_layers,
+    encode_name,
     encode_step,
     layout_for,
 )
 from mp_agent.ring.format.schema import Head, encode_head, encode_schema
 from mp_agent.ring.format.slots import SlotWriter
-from mp_agent.ring.format.state import RECORDER, LiveState, disarm, encode_name
 
 BYTES_KEPT = 14 << 20
 """Bodies may take so much in all before the oldest ones are used again; the newest two always."""

@@ -71,7 +71,7 @@ def half_way(options: argparse.Namespace) -> None:
 
 
 def break_probe() -> None:
-    from mp_agent.probe.recording.step_measurement import StepMeasurement
+    from mp_agent.probe.step.measurement import StepMeasurement
 
     def fill_in(*arguments: object, **options: object) -> None:
         raise RuntimeError("fault injected into the probe")

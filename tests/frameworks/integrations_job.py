@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import mp_agent
-from mp_agent.probe.processes import callbacks
+from mp_agent.probe import attachment
 from mp_agent.ring.locations import run_directory
 from mp_agent.ring.run_files import ConditionNews, write_conditions
 from tests.agent.records.samples import make_event
@@ -161,7 +161,7 @@ def train_with_accelerate(directory: Path) -> None:
 
 @contextmanager
 def conditions_polled_at_every_step() -> Iterator[None]:
-    with patch.object(callbacks, "POLL_INTERVAL_SECONDS", 0.0):
+    with patch.object(attachment, "POLL_INTERVAL_SECONDS", 0.0):
         yield
 
 

@@ -67,9 +67,9 @@ class Trainer:
 
 @pytest.fixture
 def run_dir(tmp_path, monkeypatch):
-    from mp_agent.probe.processes import callbacks
+    from mp_agent.probe import attachment
 
-    monkeypatch.setattr(callbacks, "POLL_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(attachment, "POLL_INTERVAL_SECONDS", 0.0)
     yield locations.run_directory(tmp_path, "titan")
     mp_agent.shutdown()
 

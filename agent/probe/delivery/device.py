@@ -17,7 +17,7 @@ from mp_agent.probe.delivery.other_families import (
 )
 from mp_agent.probe.delivery.transfers import STEP_SLOTS, DeviceTransfers, RingMemory, TransferSlots
 from mp_agent.probe.scalars import Scalar
-from mp_agent.probe.statistics.table import bounded_array
+from mp_agent.probe.statistics.pieces import bounded_array
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import ObservedStep, record_of
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENT_COLUMNS, GRADIENTS

@@ -1,20 +1,51 @@
-"""Reads Megatron's optimizers as they step, and the losses of its schedules.
+"""Megatron-Core: its optimizers as they step, what is measured of them, and its schedules' losses.
 
-The losses that Megatron's schedules run backwards from.
 A schedule divides each loss by the number of micro-batches, may free it before its backward, and
 multiplies it by the loss scale just before. So its value is taken as the forward pass returns it.
+
+Ranks that reduce a gradient together are those of the bucket that the wrapper has put it in. Ranks
+that split a tensor are those of the optimizer's tensor parallel group, and for experts those that
+Megatron's `parallel_state` names; it also answers where a model has no wrapper of Megatron's. A
+parameter that no attribute marks as split is the same on all ranks of the tensor parallel group.
 """
 
+import sys
 import weakref
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from mp_agent.probe.engines.megatron_gradients import leaves_of, torch_optimizers
-from mp_agent.probe.engines.megatron_plan import make_plan
-from mp_agent.probe.optimizers.engine import EnginePlan, EngineResult, EngineStep
+from mp_agent.probe.engines.megatron_gradients import (
+    GradientPart,
+    Hold,
+    chunks_of,
+    finder,
+    leaves_of,
+    masters_of,
+    model_parameters,
+    named_by_chunks,
+    parts_of,
+    torch_optimizers,
+)
+from mp_agent.probe.optimizers import live_objects
+from mp_agent.probe.optimizers.engine import (
+    LAYOUT_ERRORS,
+    EngineLayer,
+    EnginePlan,
+    EngineResult,
+    EngineStep,
+    make_engine_plan,
+)
+from mp_agent.probe.placement import Reducers, megatron, survey, this_rank
+from mp_agent.probe.placement.axes import Grid, PlacementAxis, Spread
 from mp_agent.probe.scalars import Scalar, scalar_of, snapshot_of
+from mp_agent.records.schema import Share
 
 
 class ScheduledLosses:
@@ -123,3 +154,211 @@ def _outcome(result: object) -> tuple[bool | None, Scalar | None]:
         return None, None
     success, norm = result[:2]
     return bool(success) if isinstance(success, bool | int) else None, scalar_of(norm)
+
+
+class BucketGroups:
+    """The group of buckets in which each parameter's gradient is reduced, by Megatron's wrapper."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._by_parameter: dict[int, Any] = {}
+        for module in modules:
+            groups = vars(module).get("param_to_bucket_group")
+            if isinstance(groups, dict):
+                self._by_parameter.update((id(each), group) for each, group in groups.items())
+
+    def reducing(self, parameter: torch.Tensor) -> tuple[int, ...]:
+        """Return the ranks that reduce a gradient together; none where they are not known."""
+        group = self._by_parameter.get(id(parameter))
+        for name in ("intra_distributed_optimizer_instance_group", "data_parallel_group"):
+            if (found := getattr(group, name, None)) is not None:
+                return ranks_of(found)
+        return ()
+
+    def instances(self, parameter: torch.Tensor) -> tuple[int, ...]:
+        """Return the ranks that hold the same slice, of several distributed optimizers."""
+        group = self._by_parameter.get(id(parameter))
+        return ranks_of(getattr(group, "inter_distributed_optimizer_instance_group", None))
+
+
+def ranks_of(group: Any) -> tuple[int, ...]:
+    """Return the global ranks of a process group; none for None."""
+    return () if group is None else tuple(dist.get_process_group_ranks(group))
+
+
+def axes_of(part: GradientPart, buckets: BucketGroups) -> list[PlacementAxis]:
+    """Return the axes of a part; those along which there is one rank are left out."""
+    found = [_tensor_axis(part), *_reduction_axes(part, buckets)]
+    return [axis for axis in found if axis is not None and len(axis.ranks) > 1]
+
+
+def share_of(part: GradientPart, axes: Sequence[PlacementAxis]) -> Share:
+    """Return this rank's share of a parameter of which it steps a part."""
+    parameter = part.parameter
+    if isinstance(parameter, DTensor):
+        return survey.grid_of(parameter, this_rank(), fsdp=True).share()
+    grid = Grid(this_rank())
+    for axis in axes:
+        grid = grid.crossed_by(axis)
+    return grid.share()
+
+
+def strategy_of(axes: Iterable[PlacementAxis], parameters: Iterable[torch.Tensor]) -> str:
+    """Return what splits and copies the model, such as dp+tp or pp+zero1; none for one rank.
+
+    dp: copies. zero1, layer_wise: parts of the optimizer. pp, cp, ep: stages, contexts, experts.
+    """
+    kinds = {axis.source for axis in axes} | set(_model_parallel())
+    if any(isinstance(parameter, DTensor) for parameter in parameters):
+        kinds.add("fsdp2")
+    return "+".join(sorted(kinds)) or "none"
+
+
+def _tensor_axis(part: GradientPart) -> PlacementAxis | None:
+    parameter: Any = part.parameter
+    if megatron.is_expert(parameter):
+        ranks = megatron.expert_shards()
+    elif hasattr(part.leaf, "tp_group"):
+        ranks = ranks_of(part.leaf.tp_group)
+    else:
+        ranks = megatron.dense_shards()
+    if not megatron.is_tensor_parallel(parameter):
+        return PlacementAxis(Spread.COPIED, ranks, "tp") if ranks else None
+    dimension = getattr(parameter, "partition_dim", -1)
+    known = isinstance(dimension, int) and dimension >= 0
+    return PlacementAxis(Spread.SPLIT, ranks, "tp", str(dimension) if known else "")
+
+
+def _reduction_axes(part: GradientPart, buckets: BucketGroups) -> Iterator[PlacementAxis]:
+    """Yield the axes along which gradients are reduced."""
+    parameter, hold = part.parameter, part.hold
+    if isinstance(parameter, DTensor):
+        return
+    ranks = buckets.reducing(parameter) or megatron.copies(parameter)
+    if hold is Hold.COPIED:
+        yield PlacementAxis(Spread.COPIED, ranks, hold.value)
+        return
+    yield PlacementAxis(Spread.SPLIT, ranks, hold.value, "0")
+    yield PlacementAxis(Spread.COPIED, buckets.instances(parameter), Hold.COPIED.value)
+
+
+_SIZES: Mapping[str, str] = {
+    "pp": "get_pipeline_model_parallel_world_size",
+    "cp": "get_context_parallel_world_size",
+    "ep": "get_expert_model_parallel_world_size",
+}
+
+
+def _model_parallel() -> Iterator[str]:
+    """Yield the kinds of model parallelism that Megatron's global groups have several ranks of."""
+    groups = sys.modules.get("megatron.core.parallel_state")
+    for kind, name in _SIZES.items():
+        try:
+            several = getattr(groups, name)() > 1
+        except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError):
+            continue  # not initialised
+        if several:
+            yield kind
+
+
+UNKNOWN_LAYOUT = "gradients as this version of Megatron-Core keeps them"
+FULLY_SHARDED = "Megatron-Core's own FSDP"
+
+
+class _Measured(NamedTuple):
+    """The parts of which this rank shares the gradients, and where they lie."""
+
+    parts: list[GradientPart]
+    layers: list[EngineLayer]
+    chunks: list[nn.Module]
+    masters: list[torch.Tensor]
+    strategy: str
+    announced: bool
+    """Whether Megatron's wrapper reduces the gradients of all parts."""
+
+
+class DataParallelReducers(Reducers):
+    """Megatron's wrapper reduces gradients where all ranks have them; of slices it is not asked."""
+
+    def __init__(self, *, copied: bool) -> None:
+        self._copied = copied
+        super().__init__((), ())
+
+    def reduced(self) -> bool | None:
+        """Return whether replicas step with the same gradients; None where there are none."""
+        return True if self._copied else None
+
+
+def make_plan(optimizer: Any, label: str) -> EnginePlan:
+    """Return what to measure; no layers, but the reason, where that is not known to be right."""
+    reason = _unsupported_by(optimizer)
+    strategy = "megatron_fsdp" if reason == FULLY_SHARDED else "none"
+    measured = _Measured([], [], [], [], strategy, announced=False)
+    if not reason:
+        try:
+            measured = _measured(optimizer)
+        except LAYOUT_ERRORS:
+            reason = UNKNOWN_LAYOUT
+    parameters = [part.parameter for part in measured.parts]
+    return make_engine_plan(
+        measured.layers,
+        label=label,
+        owner=optimizer,
+        find=finder(measured.parts),
+        whole=_whole,
+        identities=set(map(id, parameters)),
+        device=parameters[0].device if parameters else torch.device("cpu"),
+        compute_dtype=_most_common_dtype(parameters),
+        strategy=measured.strategy,
+        reducers=DataParallelReducers(
+            copied=bool(parameters) and all(part.hold is Hold.COPIED for part in measured.parts)
+        ),
+        unsupported=reason,
+        unknown_layout=UNKNOWN_LAYOUT,
+        masters=measured.masters,
+        announces_reduction=measured.announced,
+        root=next(iter(measured.chunks), None),
+    )
+
+
+def _unsupported_by(optimizer: Any) -> str:
+    """Return why an optimizer's gradients are left out; empty when they are measured."""
+    configs = (getattr(leaf, "ddp_config", None) for leaf in leaves_of(optimizer))
+    if any(getattr(config, "use_megatron_fsdp", False) for config in configs):
+        return FULLY_SHARDED
+    return ""
+
+
+def _measured(optimizer: Any) -> _Measured:
+    """Return the parts to measure; a tensor that another stage counts (`shared`) is none."""
+    parts = [part for part in parts_of(optimizer) if not megatron.is_shared_copy(part.parameter)]
+    modules = live_objects.walk(young=False).modules
+    parameters = [part.parameter for part in parts]
+    chunks = chunks_of(parameters, modules)
+    buckets = BucketGroups(modules)
+    axes = {id(part.parameter): axes_of(part, buckets) for part in parts}
+    held = {id(part.parameter): part for part in parts}
+    named = named_by_chunks(parameters, chunks)
+    layers = [
+        EngineLayer(each, part.elements, share_of(part, axes[id(each.parameter)]))
+        for each in named
+        for part in (held[id(each.parameter)],)
+    ]
+    strategy = strategy_of((axis for own in axes.values() for axis in own), parameters)
+    announced = all(map(buckets.reducing, parameters))
+    return _Measured(parts, layers, chunks, list(masters_of(optimizer)), strategy, announced)
+
+
+def _whole(optimizer: Any) -> Iterator[torch.Tensor]:
+    """Yield the parameters that no rank gathers from others after a step."""
+    if getattr(optimizer, "dp_cp_params_list", None):
+        return
+    for leaf in leaves_of(optimizer):
+        if not hasattr(leaf, "model_float16_groups"):
+            yield from model_parameters(leaf)
+
+
+def _most_common_dtype(parameters: Iterable[torch.Tensor]) -> torch.dtype:
+    elements: Counter[torch.dtype] = Counter()
+    for parameter in parameters:
+        elements[parameter.dtype] += parameter.numel()
+    return elements.most_common(1)[0][0] if elements else torch.float32

@@ -15,9 +15,9 @@ import torch
 
 from mp_agent.catalog.guard import Values
 from mp_agent.probe import accelerator
-from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar
+from mp_agent.probe.step.measurement import Measurement
 from mp_agent.records.columns import GRADIENT_POSITIONS
 
 _DEVICE_LAG_STEPS = 2

@@ -19,13 +19,13 @@ from mp_agent.probe.instruments.local_gradient_sources import (
     sources_of,
 )
 from mp_agent.probe.optimizers.engine import EnginePlan
-from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import PARTIAL_GRADIENT, MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.placement import world_size
 from mp_agent.probe.scalars import Scalar, add, reciprocal, scalar_of
-from mp_agent.probe.statistics.table import folded_rows
+from mp_agent.probe.statistics.pieces import folded_rows
 from mp_agent.probe.step.layer_schedule import LayerSchedule
+from mp_agent.probe.step.measurement import Measurement
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.records.columns import (
     GRADIENT_POSITIONS,

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.engine import Engine, EnginePlan, OwningEngine
-from mp_agent.probe.optimizers.live_objects import NewOptimizers, alive
+from mp_agent.probe.optimizers.live_objects import alive
 from mp_agent.probe.optimizers.parameter_names import (
     has_gradient,
     held_parameters,
@@ -21,7 +21,7 @@ from mp_agent.probe.optimizers.parameter_names import (
     untouched,
 )
 from mp_agent.probe.optimizers.plan import MeasurementPlan
-from mp_agent.probe.optimizers.plan_maker import PlanMaker
+from mp_agent.probe.optimizers.plan_maker import NewOptimizers, PlanMaker
 from mp_agent.probe.optimizers.roles import OptimizerRoles, Role, WatchedOptimizer
 from mp_agent.ring.interruptions import pass_on
 

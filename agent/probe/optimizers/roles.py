@@ -8,7 +8,7 @@ from itertools import count
 from torch import nn
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.loop_evidence import GradientUse, ModelMode
+from mp_agent.probe.optimizers.loop_order import GradientUse, ModelMode
 from mp_agent.probe.optimizers.parameter_names import optimizer_parameters
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar

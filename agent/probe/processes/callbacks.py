@@ -2,7 +2,6 @@
 
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,8 +10,6 @@ from mp_agent.ring.interruptions import pass_on
 from mp_agent.ring.run_files import conditions_path, read_conditions
 
 log = logging.getLogger("mp_agent")
-
-POLL_INTERVAL_SECONDS = 1.0
 
 ConditionCallback = Callable[[ConditionEvent], object]
 
@@ -42,21 +39,16 @@ class ConditionCallbacks:
         self._callbacks = callbacks
         self._logs = logs
         self._on_failure = on_failure
-        self._next_poll_seconds = 0.0
         self._file: _Signature | None = None
         self._epoch, self._delivered = "", 0
         self._failures: set[str] = set()
         self.poll()
 
     def poll(self) -> tuple[ConditionEvent, ...]:
-        """Return new conditions; reads at most once a second, and mostly the file's date alone.
+        """Return new conditions; mostly reads the file's date alone.
 
         A file that is missing, foreign or damaged has none.
         """
-        now_seconds = time.monotonic()
-        if now_seconds < self._next_poll_seconds:
-            return ()
-        self._next_poll_seconds = now_seconds + POLL_INTERVAL_SECONDS
         signature = _signature(conditions_path(self._run_dir))
         if signature is None or signature == self._file:
             return ()

@@ -196,7 +196,6 @@ _ENDING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUI
 _WARNING = frozenset((signal.SIGUSR1, signal.SIGUSR2))
 """With these a scheduler announces the end; other programs use them for anything."""
 _WARNING_SECONDS = 120.0
-_SIGNAL_POLL_SECONDS = 2.0
 _READ_BYTES = 1 << 16
 _NONE = -1
 
@@ -217,7 +216,6 @@ class SignalLog:
         """Whether other code owns the wakeup descriptor."""
         self._ending = False
         self._warned_seconds: float | None = None
-        self._next_poll_seconds = 0.0
 
     def arm(self) -> None:
         """Start recording signals; only the main thread can, and only if no other code does."""
@@ -247,22 +245,7 @@ class SignalLog:
         os.close(self._writing)
 
     def poll(self) -> None:
-        """Read new signals, at most every 2 s: other ones must not fill the pipe."""
-        now_seconds = time.monotonic()
-        if now_seconds >= self._next_poll_seconds:
-            self._next_poll_seconds = now_seconds + _SIGNAL_POLL_SECONDS
-            self._read()
-
-    @property
-    def asked_to_end(self) -> bool:
-        """Whether a signal has asked the process to end; True also where that cannot be known."""
-        if self._pid != os.getpid() or self._lost:
-            return any(_has_own_handler(number) for number in _ENDING)
-        self._read()
-        warned = self._warned_seconds
-        return self._ending or (warned is not None and time.monotonic() - warned < _WARNING_SECONDS)
-
-    def _read(self) -> None:
+        """Read new signals from time to time: other ones must not fill the pipe."""
         if self._pid != os.getpid():
             return
         with contextlib.suppress(OSError):
@@ -270,6 +253,15 @@ class SignalLog:
                 self._ending = self._ending or not _ENDING.isdisjoint(numbers)
                 if not _WARNING.isdisjoint(numbers):
                     self._warned_seconds = time.monotonic()
+
+    @property
+    def asked_to_end(self) -> bool:
+        """Whether a signal has asked the process to end; True also where that cannot be known."""
+        if self._pid != os.getpid() or self._lost:
+            return any(_has_own_handler(number) for number in _ENDING)
+        self.poll()
+        warned = self._warned_seconds
+        return self._ending or (warned is not None and time.monotonic() - warned < _WARNING_SECONDS)
 
     def _claim(self) -> int:
         """Claim the wakeup descriptor, and return the one before."""

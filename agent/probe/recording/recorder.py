@@ -12,10 +12,8 @@ from mp_agent.probe.instruments.fp8 import fp8_library
 from mp_agent.probe.instruments.instrument import Instruments, ScaledOptimizer
 from mp_agent.probe.instruments.tensors import tensor_collections
 from mp_agent.probe.isolation import Shield, contained
-from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
-from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.recording.parameter_census import CutLayers, ParameterCensus
 from mp_agent.probe.recording.ring_schema import (
     DRAIN_SECONDS,
@@ -23,9 +21,10 @@ from mp_agent.probe.recording.ring_schema import (
     measured_families,
     measured_step_columns,
 )
-from mp_agent.probe.recording.step_measurement import ScaledPlan, StepMeasurement
+from mp_agent.probe.recording.run_facts import ObservedTraits
 from mp_agent.probe.recording.weight_changes import WeightChanges
 from mp_agent.probe.step.layer_schedule import LayerSchedule
+from mp_agent.probe.step.measurement import Measurement, ScaledPlan, StepMeasurement
 from mp_agent.probe.step.open_step import ObservedStep, OpenStep, observed_step
 from mp_agent.records.columns import LOWEST_LEARNING_RATE
 from mp_agent.ring.writer import RingWriter

@@ -11,7 +11,7 @@ from mp_agent.probe import accelerator
 from mp_agent.probe.delivery.base import Delivery, SucceedingDelivery, make_delivery, source_of
 from mp_agent.probe.delivery.transfers import device_slots
 from mp_agent.probe.optimizers.plan import MeasurementPlan
-from mp_agent.probe.optimizers.run_facts import ObservedTraits, facts_of
+from mp_agent.probe.recording.run_facts import ObservedTraits, facts_of
 from mp_agent.probe.step.layer_schedule import LayerSchedule
 from mp_agent.probe.step.open_step import OptimizerRows
 from mp_agent.records.columns import (

@@ -15,13 +15,13 @@ from torch.optim import Optimizer
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.instruments.instrument import Instrument
-from mp_agent.probe.optimizers.measurement import Measurement
 from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, local_of
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.scalars import Scalar, scalar_of, snapshot_of
-from mp_agent.probe.statistics.table import bounded_tensor
+from mp_agent.probe.statistics.pieces import bounded_tensor
 from mp_agent.probe.step.layer_schedule import LayerSchedule
+from mp_agent.probe.step.measurement import Measurement
 from mp_agent.probe.step.open_step import OpenStep, SampledRows
 from mp_agent.records.columns import OPTIMIZER
 

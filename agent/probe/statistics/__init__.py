@@ -1,7 +1,7 @@
 """What a set of gradients amounts to: norm, largest magnitude, zeros, NaN and Inf.
 
 Shape letters in this package: G groups of tensors, L layers, C gradient columns, R rows, W row
-width. Every implementation gives the same columns by name; `table` puts them in their order.
+width. Every implementation gives the same columns by name; `pieces` puts them in their order.
 """
 
 from collections.abc import Sequence

@@ -15,8 +15,15 @@ from mp_agent.probe.statistics.host_chunk import (
     RowMeter,
     Tally,
 )
-from mp_agent.probe.statistics.pieces import DIGEST_MASK, bits_of, pieces, stored_values
-from mp_agent.probe.statistics.table import bounded_array, in_order, wanted_columns
+from mp_agent.probe.statistics.pieces import (
+    DIGEST_MASK,
+    bits_of,
+    bounded_array,
+    in_order,
+    pieces,
+    stored_values,
+    wanted_columns,
+)
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
 SMALL_ELEMENTS = 8 * 1024

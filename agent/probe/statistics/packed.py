@@ -24,8 +24,16 @@ from mp_agent.probe.statistics.packing import (
     by_name,
     make_packed_layout,
 )
-from mp_agent.probe.statistics.pieces import DIGEST_MASK, pieces, put_in_order, send, stored_values
-from mp_agent.probe.statistics.table import bounded_tensor, in_order, wanted_columns
+from mp_agent.probe.statistics.pieces import (
+    DIGEST_MASK,
+    bounded_tensor,
+    in_order,
+    pieces,
+    put_in_order,
+    send,
+    stored_values,
+    wanted_columns,
+)
 
 ROW_ELEMENTS = 8192
 SCRATCH_ROWS = 512

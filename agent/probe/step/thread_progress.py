@@ -19,6 +19,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.optimizers.loop_order import gradient_parts
 from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, local_of
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.scalars import Scalar, ScalarSnapshot, add, scalar_of
@@ -133,9 +134,6 @@ T = TypeVar("T")
 _EARLY_STEPS = 128
 _EARLY_INTERVAL = 4
 _INTERVAL = 32
-_ELEMENTS = 256
-"""Number of elements of each inspected gradient."""
-_TENSORS = 3
 
 
 class GradientTrace:
@@ -220,19 +218,6 @@ def _changes(
 def _is_due(sequence: int) -> bool:
     interval = _EARLY_INTERVAL if sequence <= _EARLY_STEPS else _INTERVAL
     return sequence % interval == 0
-
-
-def gradient_parts(plan: MeasurementPlan) -> list[torch.Tensor]:
-    """Return the first elements of a few gradients as they are; of those there are."""
-    slots = plan.slots
-    places = sorted({len(slots) * part // _TENSORS for part in range(_TENSORS)} | {len(slots) - 1})
-    found = (slots[place].parameter.grad for place in places if slots)
-    local = [local_of(gradient.detach()) for gradient in found if gradient is not None]
-    return [
-        (each if each.is_contiguous() else each[:1]).flatten()[:_ELEMENTS]  # copies no whole one
-        for each in local
-        if each.layout is torch.strided and each.is_floating_point() and each.numel()
-    ]
 
 
 def _gradients(parameters: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:

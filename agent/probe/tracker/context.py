@@ -6,15 +6,15 @@ from threading import get_ident
 from torch.amp import GradScaler
 
 from mp_agent.probe.instruments.instrument import Instruments, Loaders
+from mp_agent.probe.optimizers.loop_order import LoopOrder
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.optimizers.roles import Role, WatchedOptimizer
-from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.recording.recorder import StepRecorder
+from mp_agent.probe.recording.run_facts import ObservedTraits
 from mp_agent.probe.ring_connection import RingConnection
 from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
 from mp_agent.probe.step.boundaries import STATE_KNOWN_STEP, StepBoundaries, TrainerStep
-from mp_agent.probe.step.loop_order import LoopOrder
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.step.phases import PhaseMarks, StepParts
 from mp_agent.probe.step.thread_progress import ThreadProgress

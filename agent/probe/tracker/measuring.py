@@ -81,7 +81,7 @@ class StepEnd:
         ends_step = step is context.boundaries.step
         skipped = watched.scalars.get("skipped")
         not_stepped = isinstance(skipped, float) and skipped > 0.0  # a flag on a device stays there
-        context.order.stepped(watched, roles.watched, step, skipped=not_stepped)
+        context.order.stepped(watched, roles.watched, step.scalars, skipped=not_stepped)
         if isinstance(rate := step.scalars.get("learning_rate"), float) and rate == 0.0:
             watched.note_rate_0(step.scalars)
         context.instruments.optimizer_stepped(step, watched)

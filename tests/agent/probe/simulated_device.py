@@ -15,8 +15,8 @@ import torch
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.delivery import transfers
-from mp_agent.probe.optimizers import measurement
 from mp_agent.probe.statistics.packed import PackedStatistics
+from mp_agent.probe.step import measurement
 
 ASSERTED = "CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA"
 

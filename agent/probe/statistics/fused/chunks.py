@@ -11,12 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mp_agent.probe.statistics.fused.distribution.boundaries import (
-    BOUNDARIES,
-    SUMS,
-    boundary_table,
-    span_table,
-)
+from mp_agent.probe.statistics.distribution import BOUNDARIES, SUMS, boundary_table, span_table
 from mp_agent.probe.statistics.packed import LAYOUTS_KEPT
 from mp_agent.probe.statistics.pieces import send
 from mp_agent.records.columns import DISTRIBUTION

@@ -18,8 +18,7 @@ from mp_agent.probe.statistics.fused.chunks import (
     scalar_on,
 )
 from mp_agent.probe.statistics.packed import PackedStatistics
-from mp_agent.probe.statistics.pieces import stored_values
-from mp_agent.probe.statistics.table import wanted_columns
+from mp_agent.probe.statistics.pieces import stored_values, wanted_columns
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES
 
 

@@ -15,7 +15,7 @@ from mp_agent.errors import CatalogError
 from mp_agent.node.merge import node_layers
 from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.series.layer_budget import union
-from mp_agent.probe.statistics import table as kernel_table
+from mp_agent.probe.statistics import pieces as kernel_table
 from mp_agent.probe.statistics.pieces import stretches_of
 from mp_agent.records import columns
 from mp_agent.records.algebra import Algebra

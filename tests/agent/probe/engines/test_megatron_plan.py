@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mp_agent.probe.engines.megatron_plan import FULLY_SHARDED, UNKNOWN_LAYOUT, make_plan
+from mp_agent.probe.engines.megatron import FULLY_SHARDED, UNKNOWN_LAYOUT, make_plan
 
 
 class Optimizer:

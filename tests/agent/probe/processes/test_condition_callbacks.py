@@ -2,7 +2,6 @@
 
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 import mp_agent
-from mp_agent.probe import api
+from mp_agent.probe import api, attachment
 from mp_agent.probe.processes import callbacks
 from mp_agent.probe.processes.callbacks import ConditionCallbacks
 from mp_agent.records.conditions import ConditionEvent
@@ -24,7 +23,7 @@ from tests.agent.ring.test_conditions_file import news_of
 
 @pytest.fixture(autouse=True)
 def looks_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callbacks, "POLL_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(attachment, "POLL_INTERVAL_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -97,17 +96,6 @@ class TestLooking:
         watch = start()
         monkeypatch.setattr(callbacks, "read_conditions", lambda run_dir: pytest.fail("read"))
         assert watch.poll() == ()
-
-    def test_between_two_looks_passes_a_second(self, start, tmp_path, monkeypatch):
-        monkeypatch.setattr(callbacks, "POLL_INTERVAL_SECONDS", 1.0)
-        now = [100.0]
-        monkeypatch.setattr(time, "monotonic", lambda: now[0])
-        watch = start()
-        write_conditions(tmp_path, news_of(make_event()))
-        now[0] += 0.9
-        assert watch.poll() == ()
-        now[0] += 0.2
-        assert len(watch.poll()) == 1
 
 
 class TestNotifying:

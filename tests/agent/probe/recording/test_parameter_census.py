@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.optimizers.run_facts import ObservedTraits
 from mp_agent.probe.recording.parameter_census import NamesOnTheWay
+from mp_agent.probe.recording.run_facts import ObservedTraits
 
 FLAGS = torch.tensor([True, False, True])
 

@@ -17,9 +17,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.delivery import base
-from mp_agent.probe.optimizers import measurement, plan
+from mp_agent.probe.optimizers import plan
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.statistics.distribution import distribution_rows
+from mp_agent.probe.step import measurement
 from mp_agent.records.columns import DISTRIBUTION, FAMILIES, GRADIENT_COLUMN_NAMES
 from mp_agent.records.columns.gradients import FEW_WEIGHTS, STATE, WEIGHTS
 from mp_agent.records.steps import FloatArray

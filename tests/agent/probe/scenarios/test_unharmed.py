@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from mp_agent.probe import isolation
 from mp_agent.probe.probe import Probe
 from mp_agent.probe.recording import ring_schema
-from mp_agent.probe.recording.step_measurement import StepMeasurement
+from mp_agent.probe.step.measurement import StepMeasurement
 from mp_agent.records.steps import Phase
 from mp_agent.settings import Settings
 

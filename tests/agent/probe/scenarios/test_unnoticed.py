@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,13 @@ from mp_agent.probe.attachment import Attachment
 from mp_agent.probe.processes import node_agent
 from mp_agent.probe.processes.exit import ExitHandler, SignalLog
 from mp_agent.probe.processes.node_agent import NodeAgentLauncher, start_detached
+from mp_agent.records.conditions import ConditionEvent
 from mp_agent.ring import locations
+from mp_agent.ring.run_files import write_conditions
 from mp_agent.ring.writer import RingWriter
 from mp_agent.settings import Settings
+from tests.agent.records.samples import make_event
+from tests.agent.ring.test_conditions_file import news_of
 from tests.waiting import wait_until
 
 _NOTHING = ["json.tool", "--help"]
@@ -91,6 +96,36 @@ def test_a_ring_that_cannot_be_made_yet_is_made_later(tmp_path, monkeypatch):
         weight.sum().backward()
         optimizer.step()
         assert attached.connected
+    finally:
+        attached.shutdown()
+
+
+def test_conditions_are_looked_for_once_a_second(tmp_path, monkeypatch):
+    now = [100.0]
+    received: list[ConditionEvent] = []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    attached = Attachment(
+        Settings(dir=tmp_path, node_agent="none", run="r"),
+        setting_errors=0,
+        callbacks=[received.append],
+    )
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    attached.begin(None, None)
+
+    def step() -> None:
+        weight.sum().backward()
+        optimizer.step()
+
+    try:
+        step()
+        write_conditions(locations.run_directory(tmp_path, "r"), news_of(make_event()))
+        now[0] += 0.9
+        step()
+        assert received == []
+        now[0] += 0.2
+        step()
+        assert len(received) == 1
     finally:
         attached.shutdown()
 
@@ -196,7 +231,9 @@ _STOPPED = """
 import os, signal, sys, time, urllib.request
 from pathlib import Path
 import torch, mp_agent
+from mp_agent.records.conditions import ConditionEvent
 from mp_agent.ring import locations
+from mp_agent.ring.run_files import write_conditions
 
 directory = Path(sys.argv[1])
 mp_agent.init(run="stopped", dir=directory, log_dir=directory, port=0, bind="127.0.0.1",

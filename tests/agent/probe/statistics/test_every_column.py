@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mp_agent.probe.statistics import GradientStatistics, for_device, table
+from mp_agent.probe.statistics import GradientStatistics, for_device, pieces
 from mp_agent.probe.statistics.host import CpuStatistics
 from mp_agent.probe.statistics.host_chunk import TALLY_COLUMNS, Tally
 from mp_agent.probe.statistics.packed import PackedStatistics
@@ -61,7 +61,7 @@ def test_a_sampled_column_is_measured_of_layers_alone(
         replace(column, tier=Tier.SAMPLED) if column.name == "abs_max" else column
         for column in GRADIENT_COLUMNS
     )
-    monkeypatch.setattr(table, "GRADIENT_COLUMNS", columns)
+    monkeypatch.setattr(pieces, "GRADIENT_COLUMNS", columns)
     gradient = normal(1000)
     expected = expected_row([gradient])
     assert_totals(statistics.totals([[gradient]], 1.0), [{**expected, "abs_max": np.nan}])

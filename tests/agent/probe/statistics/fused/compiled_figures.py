@@ -20,8 +20,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from mp_agent.probe.statistics.fused import distribution_kernels as of_distribution
 from mp_agent.probe.statistics.fused import kernels
-from mp_agent.probe.statistics.fused.distribution import kernels as of_distribution
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),

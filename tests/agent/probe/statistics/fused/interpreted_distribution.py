@@ -10,9 +10,8 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mp_agent.probe.statistics.fused import launches
-from mp_agent.probe.statistics.fused.distribution import kernels
-from mp_agent.probe.statistics.fused.distribution import launches as distribution_launches
+from mp_agent.probe.statistics.fused import distribution_kernels, launches
+from mp_agent.probe.statistics.fused import distribution_launches as distribution_launches
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.records.columns import DISTRIBUTION
@@ -23,7 +22,7 @@ from tests.agent.probe.statistics.test_every_column import gradients_of_any_kind
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, for what overflows
 
 CPU = torch.device("cpu")
-ROWS = kernels.ROWS
+ROWS = distribution_kernels.ROWS
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCALES = [
     (1.0, None),
@@ -40,7 +39,7 @@ SCALES = [
 @pytest.fixture(autouse=True)
 def _wide_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter's time goes by operations, hardly by how many elements each has."""
-    monkeypatch.setattr(kernels, "ROWS", 4096)
+    monkeypatch.setattr(distribution_kernels, "ROWS", 4096)
 
 
 @pytest.fixture
@@ -195,7 +194,7 @@ def test_the_tables_are_those_of_the_layers(
 def test_replicas_get_equal_bits_wherever_they_lie_in_memory(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "ROWS", ROWS)
+    monkeypatch.setattr(distribution_kernels, "ROWS", ROWS)
     statistics = FusedStatistics(CPU, launches, distribution_launches)
     gradient = normal(9001, dtype=dtype)
     expected = statistics.distribution([gradient], 1.0, 2.0)
@@ -211,7 +210,7 @@ def test_tensors_of_several_blocks_and_chunks(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sizes around the edges of a block and of a chunk; a layer of more chunks than are folded."""
-    monkeypatch.setattr(kernels, "ROWS", 16)
+    monkeypatch.setattr(distribution_kernels, "ROWS", 16)
     statistics = FusedStatistics(CPU, launches, distribution_launches, chunk_elements=256)
     sizes = [1, 15, 17, 63, 64, 65, 127, 128, 255, 256, 257, 513, 34 * 256]
     gradients = [normal(size, dtype=dtype, seed=size) for size in sizes]

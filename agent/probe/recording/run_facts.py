@@ -10,7 +10,8 @@ import torch
 
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.processes.launchers import describe_ranks
-from mp_agent.records.schema import DATA_RANKS_FACT, TRAINED_RATIO, Layer
+from mp_agent.probe.step.measurement import GradientFormats
+from mp_agent.records.schema import DATA_RANKS_FACT, TRAINED_RATIO
 from mp_agent.records.tensor_collections import FACT as COLLECTIONS_FACT
 from mp_agent.ring.interruptions import pass_on
 
@@ -20,29 +21,6 @@ SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp
 def format_name(dtype: torch.dtype) -> str:
     """Return the usual short name of a format."""
     return SHORT_NAMES.get(dtype, str(dtype).removeprefix("torch."))
-
-
-class GradientFormats:
-    """How many elements of each format the gradients of each plan have.
-
-    They are counted as a plan is measured, by the thread that makes its gradients: to read `grad`
-    while the backward of another thread writes it would end the process.
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[Sequence[Layer], Counter[torch.dtype]]] = {}
-        """Dtypes by label, with the layers of the plan that they were found for."""
-
-    def note(self, plan: MeasurementPlan) -> None:
-        """Count the gradients of a plan, unless that is done."""
-        layers, elements = self._found.get(plan.label, ((), Counter()))
-        if layers is not plan.layers or not elements:
-            self._found[plan.label] = plan.layers, plan.gradient_formats()
-
-    def of(self, plans: Sequence[MeasurementPlan]) -> Counter[torch.dtype]:
-        """Return how many elements of each format the gradients of several plans have."""
-        found = (self._found[plan.label][1] for plan in plans if plan.label in self._found)
-        return sum(found, start=Counter[torch.dtype]())
 
 
 def formats_of(

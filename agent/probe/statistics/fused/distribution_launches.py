@@ -2,14 +2,14 @@
 
 import torch
 
-from mp_agent.probe.statistics.fused.distribution import kernels
-from mp_agent.probe.statistics.fused.distribution.boundaries import (
+from mp_agent.probe.statistics.distribution import (
     BOUNDARIES,
     COLUMNS,
     SUMS,
     boundary_table,
     span_table,
 )
+from mp_agent.probe.statistics.fused import distribution_kernels as kernels
 from mp_agent.probe.statistics.fused.kernels import CHUNK_FIELDS, KINDS
 from mp_agent.records.columns import DISTRIBUTION
 

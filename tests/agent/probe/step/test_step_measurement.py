@@ -8,8 +8,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mp_agent.catalog.thresholds import DEFAULTS
-from mp_agent.probe.recording.step_measurement import StepMeasurement
 from mp_agent.probe.step.layer_schedule import LayerSchedule
+from mp_agent.probe.step.measurement import StepMeasurement
 from mp_agent.probe.step.open_step import OpenStep
 
 

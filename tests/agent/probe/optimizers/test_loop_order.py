@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mp_agent.probe.step.loop_order import _any_of
+from mp_agent.probe.optimizers.loop_order import _any_of
 
 SET, NOT_SET = torch.tensor(1.0), torch.tensor(0.0)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mp_agent.probe.optimizers.run_facts import format_name
+from mp_agent.probe.recording.run_facts import format_name
 
 
 def _facts(watched) -> dict[str, str]:

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from mp_agent.probe import accelerator, statistics
-from mp_agent.probe.optimizers.measurement import UNFUSED, Measurement
 from mp_agent.probe.statistics.fused import chunks
 from mp_agent.probe.statistics.fused.build import DISTRIBUTION_KERNELS, GRADIENT_KERNELS, Kernels
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 from mp_agent.probe.statistics.host import CpuStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
+from mp_agent.probe.step.measurement import UNFUSED, Measurement
 
 CUDA = torch.device("cuda", 0)
 

@@ -10,7 +10,7 @@ from its index alone.
 import triton
 import triton.language as tl
 
-from mp_agent.probe.statistics.fused.distribution import boundaries
+from mp_agent.probe.statistics import distribution
 from mp_agent.probe.statistics.fused.kernels import BF16, CHUNK_FIELDS, FP32
 from mp_agent.records.columns import DISTRIBUTION
 
@@ -20,13 +20,13 @@ ROWS = 256
 WARPS = 8
 
 _FIELDS = tl.constexpr(CHUNK_FIELDS)
-_SUMS = tl.constexpr(boundaries.SUMS)
+_SUMS = tl.constexpr(distribution.SUMS)
 _FP32, _BF16 = tl.constexpr(FP32), tl.constexpr(BF16)
-_BOUNDARIES = tl.constexpr(boundaries.BOUNDARIES)
+_BOUNDARIES = tl.constexpr(distribution.BOUNDARIES)
 _FIRST = tl.constexpr(16)
-_REST = tl.constexpr(boundaries.BOUNDARIES - 16)
+_REST = tl.constexpr(distribution.BOUNDARIES - 16)
 """Tensors have sizes that are powers of two, hence two of them."""
-_NONFINITE = tl.constexpr(boundaries.NONFINITE)
+_NONFINITE = tl.constexpr(distribution.NONFINITE)
 _LANES = tl.constexpr(32)
 _ADDED_AT_ONCE = tl.constexpr(4)
 """Elements of a thread that are added up in float32: that errs by under 2^-22 of magnitudes' sum.
@@ -194,7 +194,7 @@ FOLD_WARPS = 4
 FOLD_BLOCK = 32
 """Chunks of a layer that are folded at once."""
 
-_SPAN_FIELDS = tl.constexpr(boundaries.SPAN_FIELDS)
+_SPAN_FIELDS = tl.constexpr(distribution.SPAN_FIELDS)
 _COLUMNS = tl.constexpr(len(DISTRIBUTION.names))
 _COLUMN_LANES = tl.constexpr(triton.next_power_of_2(len(DISTRIBUTION.names)))
 _SUM_AT = tl.constexpr(DISTRIBUTION.names.index("sum"))

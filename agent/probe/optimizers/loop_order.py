@@ -1,0 +1,387 @@
+"""The order of the loop: which gradients are used, used again, discarded, and clipped too late.
+
+Which tensors the gradients are, and torch's count of in-place changes, show whether they were
+cleared or added to; next to no number of theirs is read. Only what is done to `grad.data` is not
+counted.
+
+Healthy loops discard gradients too: a GAN's critic those of the generator's backward, adversarial
+examples, per-task gradients and meta-learning whole backwards. What counts is a backward of which
+no optimizer has used anything, made by the same line of code as one that was used.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from threading import get_ident
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from mp_agent.probe import accelerator
+from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, local_of
+from mp_agent.probe.scalars import Scalar, scalar_of
+from mp_agent.records.columns import (
+    BACKWARDS_DISCARDED,
+    GRADIENTS_ADD_UP,
+    LEFT_IN_EVALUATION,
+    STEP_REPEATED,
+)
+
+if TYPE_CHECKING:
+    from mp_agent.probe.optimizers.roles import WatchedOptimizer
+
+_LOOK_INTERVAL_STEPS = 16
+"""Consecutive steps that seem to add up after which numbers are read: what clears `grad.data` is
+not counted by torch. Less than the steps by which that is a mistake."""
+_PASSES_AT_MOST = 64
+_SUSPECT_STEPS = 8
+"""Steps for which lines of code are compared after one on which a backward was discarded."""
+_FRAMES_AT_MOST = 64
+_ELEMENTS = 256
+"""Number of elements of each inspected gradient."""
+_TENSORS = 3
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A backward, and the optimizers that hold gradients of it, which no step has used."""
+
+    line: int
+    """Where the script, as deep as it was, called it; 0: not known."""
+    holders: set[WatchedOptimizer]
+    clipped: bool = False
+
+
+class LoopOrder:
+    """Follows the gradients of the watched optimizers from their backwards to their steps."""
+
+    def __init__(self) -> None:
+        self._line = 0
+        self._passes: list[_Pass] = []
+        self.discarded: list[int] = []
+        """The lines of the backwards since the run's last step that no step has used."""
+        self._suspect_until = 0
+        """Step up to which lines of code are compared."""
+        self._changed_by_script = False
+
+    def backward_begins(self, known: Iterable[WatchedOptimizer], sequence: int) -> None:
+        """Find which gradients were cleared since the last event."""
+        for watched in known:
+            if not _follows(watched):
+                continue
+            use = watched.use
+            if use.backward_begins():
+                self._cleared(watched, sequence)
+            if use.kept and use.steps_adding_up % _LOOK_INTERVAL_STEPS == _LOOK_INTERVAL_STEPS - 1:
+                use.remains = _remains(watched)
+        self._line = _line() if sequence <= self._suspect_until else 0
+
+    def backward_ended(self, known: Iterable[WatchedOptimizer], *, in_closure: bool) -> None:
+        """Find of which optimizers it has made gradients; a closure uses its own itself."""
+        holders = {each for each in known if _follows(each) and each.use.backward_ended()}
+        if self._line:
+            for each in holders:
+                each.use.note_addresses()
+        if holders and not in_closure:
+            self._passes = [*self._passes[1 - _PASSES_AT_MOST :], _Pass(self._line, holders)]
+
+    def gradients_may_change(self, known: Iterable[WatchedOptimizer]) -> None:
+        """Expect other gradients in the same tensors: those of a backward that is not followed."""
+        for each in known:
+            each.use.may_change()
+
+    def script_changes_gradients(self) -> None:
+        """Note that the step uses other gradients than backward has made, by the script's hand."""
+        self._changed_by_script = True
+
+    def clips(self, clipped: Sequence[WatchedOptimizer]) -> bool:
+        """Return whether gradients are about to be clipped that were used already, all of them.
+
+        Others may be used although they are cleared then: who clips them may add them up elsewhere.
+        """
+        if clipped and all(_follows(each) and each.use.is_as_used for each in clipped):
+            return True
+        for each in self._passes:
+            each.clipped = True
+        return False
+
+    def stepped(
+        self,
+        watched: WatchedOptimizer,
+        known: Iterable[WatchedOptimizer],
+        scalars: dict[str, Scalar],
+        *,
+        skipped: bool,
+    ) -> None:
+        """Note in `scalars` what the optimizer has stepped with, and the mode of its model."""
+        if watched.mode.is_known:
+            watched.mode.stepped()
+        for each in known:
+            if each.mode.was_left:
+                scalars[LEFT_IN_EVALUATION] = 1.0
+        if watched.managed:
+            return
+        if self.discarded and watched.of_run and not skipped:
+            self._note_discarded(watched, scalars)
+        if self._passes:
+            self._passes = [each for each in self._passes if watched not in each.holders]
+        if skipped:
+            return
+        watched.use.used(watched.plan)
+        if (adds_up := _any_of(each.use.adds_up for each in known)) is not None:
+            scalars[GRADIENTS_ADD_UP] = adds_up
+        if watched.use.repeats:
+            scalars[STEP_REPEATED] = 1.0
+
+    def _note_discarded(self, watched: WatchedOptimizer, scalars: dict[str, Scalar]) -> None:
+        """Compare the backwards that an optimizer has used with those that none has."""
+        used = {each.line for each in self._passes if watched in each.holders}
+        discarded, self.discarded = self.discarded, []
+        own, self._changed_by_script = self._changed_by_script, False
+        count = sum(line != 0 and line in used for line in discarded)
+        if count and not own and not watched.use.is_replaced:
+            scalars[BACKWARDS_DISCARDED] = float(count)
+
+    def _cleared(self, watched: WatchedOptimizer, sequence: int) -> None:
+        for each in self._passes:
+            each.holders.discard(watched)
+            if not each.holders:
+                line = 0 if each.clipped else each.line
+                self.discarded = [*self.discarded[1 - _PASSES_AT_MOST :], line]
+                self._suspect_until = sequence + _SUSPECT_STEPS
+        self._passes = [each for each in self._passes if each.holders]
+
+
+def _follows(watched: WatchedOptimizer) -> bool:
+    """Return whether this thread makes the gradients: others' are not to be read meanwhile."""
+    return watched.thread == get_ident() and not watched.managed
+
+
+def _any_of(flags: Iterable[Scalar | None]) -> Scalar | None:
+    """Return 1 if any is 1, as far as that is known here, else what a device knows; or None."""
+    listed = list(flags)
+    if any(each for each in listed if not isinstance(each, torch.Tensor)):
+        return 1.0
+    on_devices = [each for each in listed if isinstance(each, torch.Tensor)]
+    if not on_devices:
+        return None
+    return scalar_of(torch.stack(accelerator.on_one_device(on_devices)).amax())
+
+
+def _remains(watched: WatchedOptimizer) -> Scalar | None:
+    """Return whether any of a few numbers of the gradients is not 0: 1 or 0."""
+    plan = watched.plan()
+    parts = [] if plan is None else gradient_parts(plan)
+    if not parts:
+        return 0.0
+    counts = torch.stack([part.count_nonzero() for part in parts])
+    return scalar_of((counts.sum() > 0).double())
+
+
+def gradient_parts(plan: MeasurementPlan) -> list[torch.Tensor]:
+    """Return the first elements of a few gradients as they are; of those there are."""
+    slots = plan.slots
+    places = sorted({len(slots) * part // _TENSORS for part in range(_TENSORS)} | {len(slots) - 1})
+    found = (slots[place].parameter.grad for place in places if slots)
+    local = [local_of(gradient.detach()) for gradient in found if gradient is not None]
+    return [
+        (each if each.is_contiguous() else each[:1]).flatten()[:_ELEMENTS]  # copies no whole one
+        for each in local
+        if each.layout is torch.strided and each.is_floating_point() and each.numel()
+    ]
+
+
+def _line() -> int:
+    """Return what stands for the line of code that runs, and for all that have called it."""
+    found: list[tuple[int, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(found) < _FRAMES_AT_MOST:
+        found.append((id(frame.f_code), frame.f_lasti))
+        frame = frame.f_back
+    return hash(tuple(found))
+
+
+_State = tuple[int, int]
+"""Which tensor a gradient is, and how often it was changed in place."""
+
+
+class GradientUse:
+    """Follows the first, a middle and the last of the gradients that an optimizer has used.
+
+    adds_up: whether its last step used, besides new gradients, those of the step before: 1 or 0,
+    on a device where that depends on their numbers; None where it is not known.
+    repeats: whether its last step, or the one before, used the gradients of the step before that
+    again, unchanged, with no backward in between.
+    """
+
+    def __init__(self) -> None:
+        self.adds_up: Scalar | None = None
+        self.repeats = False
+        self.steps_adding_up = 0
+        """Consecutive ones, by all that is known without reading numbers."""
+        self.remains: Scalar | None = None
+        """Whether numbers of the kept gradients that were looked at are not 0."""
+        self._parameters: tuple[weakref.ref[torch.Tensor], ...] = ()
+        self._seen: list[_State | None] = []
+        """The gradients as the last event has left them."""
+        self._kept = False
+        """The gradients that the last step has used are there; backwards may have added to them."""
+        self._added = False
+        self._again = False
+        """The last step used what the one before had used."""
+        self._used: list[weakref.ref[torch.Tensor]] = []
+        """The gradients of backwards that the last step has used, if nothing can have made others.
+
+        Whether they are the same tensors `id` does not show: a new one may get that of one gone.
+        """
+        self._clearing = False
+        self._addresses: list[int] = []
+
+    @property
+    def kept(self) -> bool:
+        """Whether gradients that the last step has used were there as the last backward began."""
+        return self._kept
+
+    @property
+    def is_as_used(self) -> bool:
+        """Whether the gradients are still those that the last step has used, and nothing else."""
+        return self._kept and not self._added and self._states() == self._seen
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether others have taken the place of the gradients as `note_addresses` found them."""
+        return self._addresses != self._addresses_now()
+
+    def note_addresses(self) -> None:
+        """Remember where the gradients lie; some scripts give `grad.data` others."""
+        self._addresses = self._addresses_now()
+
+    def _addresses_now(self) -> list[int]:
+        found = [ref() for ref in self._parameters]
+        gradients = [each.grad for each in found if each is not None and each.grad is not None]
+        return [local_of(each).data_ptr() for each in gradients if each.layout is torch.strided]
+
+    def clearing(self) -> None:
+        """Expect `zero_grad` to clear them."""
+        self._clearing = True
+
+    def may_change(self) -> None:
+        """Expect gradients to be changed by what torch does not count, as replayed graphs do."""
+        self._used = []
+
+    def backward_begins(self) -> bool:
+        """Return whether the gradients that the last event has left were cleared since."""
+        now, before = self._states(), self._seen
+        changed = now != before
+        cleared = changed and all(
+            old is None or new is None or (self._clearing and new != old)
+            for old, new in zip(before, now, strict=True)
+        )
+        self._kept &= not changed
+        self._seen, self._clearing, self.remains, self._used = now, False, None, []
+        return cleared
+
+    def backward_ended(self) -> bool:
+        """Return whether the backward has made, or added to, any of them."""
+        now = self._states()
+        touched = now != self._seen
+        self._added |= touched
+        self._seen = now
+        return touched
+
+    def used(self, plan: Callable[[], MeasurementPlan | None]) -> None:
+        """Note that the optimizer, which has this plan, has stepped with them."""
+        if self._kept and self._added:
+            self.adds_up = 1.0 if self.remains is None else self.remains
+            self.steps_adding_up += 1
+        else:
+            self.adds_up, self.steps_adding_up = 0.0, 0
+        if (not self._seen or None in self._seen) and (found := plan()) is not None:
+            self._parameters = tuple(map(weakref.ref, _inspected(found.slots)))
+        before, self._seen = self._seen, self._states()
+        same = bool(self._used) and self._seen == before
+        again = same and all(ref() is not None for ref in self._used)
+        self.repeats, self._again = again or self._again, again
+        if not again:
+            held = [each for ref in self._parameters if (each := ref()) is not None]
+            used = [each.grad for each in held if self._added and each.grad is not None]
+            self._used = list(map(weakref.ref, used))
+        self._added = False
+        self._kept = any(state is not None for state in self._seen)
+
+    def _states(self) -> list[_State | None]:
+        found: list[_State | None] = []
+        for reference in self._parameters:
+            gradient = None if (parameter := reference()) is None else parameter.grad
+            found.append(None if gradient is None else (id(gradient), gradient._version))
+        return found
+
+
+def _inspected(slots: Sequence[LayerSlot]) -> list[torch.Tensor]:
+    """Return the first, a middle and the last of the parameters that have gradients."""
+    found = [slot.parameter for slot in slots if slot.parameter.grad is not None]
+    return [found[at] for at in sorted({0, len(found) // 2, len(found) - 1})] if found else []
+
+
+_INSPECTED_AT_MOST = 8
+
+
+class ModelMode:
+    """Follows the mode of the last module with all of an optimizer's parameters that was given one.
+
+    Only `train()` and `eval()` of the whole count: a part that is put into evaluation mode, such as
+    batch normalization whose statistics are to stay, is so on purpose.
+    """
+
+    def __init__(self) -> None:
+        self.was_left = False
+        """The last step was made in evaluation mode, though earlier ones were not."""
+        self.is_known = False
+        """Some module was given a mode."""
+        self._model: weakref.ref[nn.Module] | None = None
+        self._trained = False
+        """There was a step in training mode."""
+        self._behaving: tuple[weakref.ref[nn.Module], ...] = ()
+        """Some of the modules that compute otherwise in evaluation mode."""
+
+    def given(self, model: nn.Module, *, trained_before: bool) -> None:
+        """Follow `model`, which was given a mode; trained_before: it has been stepped in training.
+
+        Its modules are gone through when it is not the one that is followed.
+        """
+        self.is_known = True
+        self._trained |= trained_before
+        if self._model is None or self._model() is not model:
+            self._model = weakref.ref(model)
+            behaving = filter(_depends_on_mode, nn.Module.modules(model))
+            self._behaving = tuple(map(weakref.ref, islice(behaving, _INSPECTED_AT_MOST)))
+
+    def stepped(self) -> None:
+        """Note the mode in which the optimizer has stepped.
+
+        It is read of the modules: some frameworks set the attribute, and call nothing.
+        """
+        if self._model is None or (model := self._model()) is None:
+            self.was_left = False
+        elif model.training:
+            self._trained, self.was_left = True, False
+        else:
+            modes = [each.training for ref in self._behaving if (each := ref()) is not None]
+            self.was_left = self._trained and bool(modes) and not any(modes)
+
+
+def _depends_on_mode(module: nn.Module) -> bool:
+    """Return whether a module computes otherwise in evaluation mode."""
+    if isinstance(module, _DropoutNd):
+        return module.p > 0.0
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return module.dropout > 0.0
+    return isinstance(module, _NormBase) and module.track_running_stats
