@@ -79,7 +79,7 @@ GROUPS: dict[str, dict[str, CommandEntry]] = {
             "mp-agent exec torchrun --nproc-per-node=8 train.py",
         ),
         "node": CommandEntry(
-            "node.commands.node:node_command",
+            "node.commands.exec:node_command",
             "Watch every run on this machine until a signal.",
             "mp-agent node --dir /dev/shm/mp_agent-1000",
         ),
@@ -116,7 +116,7 @@ GROUPS: dict[str, dict[str, CommandEntry]] = {
             "mp-agent backtest trainer_state.json --details",
         ),
         "tune": CommandEntry(
-            "backtest.tuning.command:tune_command",
+            "backtest.tune_command:tune_command",
             "Propose thresholds that keep healthy runs quiet.",
             "mp-agent tune runs/ --labels labels.yaml --output tuned.yaml",
         ),
@@ -138,7 +138,7 @@ GROUPS: dict[str, dict[str, CommandEntry]] = {
             "mp-agent settings --schema",
         ),
         "rules": CommandEntry(
-            "alerting.rules.command:rules_command",
+            "alerting.rules_command:rules_command",
             "Write the Prometheus alerting rules.",
             "mp-agent rules --set grad_norm_high=200 --output mp_agent.rules.yaml",
         ),

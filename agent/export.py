@@ -17,11 +17,10 @@ from mp_agent.backtest.log.training_log import TrainingLog
 from mp_agent.backtest.options import period_of_prometheus, read_options, run_of_prometheus
 from mp_agent.backtest.readers.find import read_logs
 from mp_agent.errors import LogError, MpAgentError
-from mp_agent.inputs.files import printable
+from mp_agent.inputs.files import as_utf8, printable
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.output import new_file, refuse
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.text import as_utf8
 from mp_agent.ring.locations import run_directory
 
 

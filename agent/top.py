@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from mp_agent.doctor.fetch import fetch_from_agent
+from mp_agent.doctor.machine import fetch_from_agent
 from mp_agent.exporters.status_page.report import FORMAT
 from mp_agent.exporters.status_page.terminal import LAYER_SORTS, run_panel
 from mp_agent.inputs.addresses import shown_address

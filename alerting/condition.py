@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mp_agent.alerting.backtesting import Knob, Quantity
 from mp_agent.alerting.descriptions import Part, parse_description, prometheus_template
 from mp_agent.alerting.durations import Duration
-from mp_agent.alerting.expressions.terms import (
+from mp_agent.alerting.expressions import (
     Count,
     Gone,
     Predicate,
@@ -35,8 +35,7 @@ from mp_agent.alerting.links import (
 )
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import Remedy, remedy_template
-from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.values import Values
+from mp_agent.alerting.values import Severity, Values
 from mp_agent.catalog.metric import Metric
 from mp_agent.errors import CatalogError
 

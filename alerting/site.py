@@ -20,8 +20,7 @@ from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.durations import BY_NAME as DURATION_BY_NAME
 from mp_agent.alerting.durations import parse_seconds
-from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.values import SELECTORS, Values, values_in_force
+from mp_agent.alerting.values import SELECTORS, Severity, Values, values_in_force
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.errors import SettingError, unknown_name
 from mp_agent.settings import Settings

@@ -3,13 +3,22 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from math import isfinite
 
 from mp_agent.alerting.durations import BY_NAME, DURATIONS, Duration, prometheus_duration
-from mp_agent.alerting.severity import Severity
 from mp_agent.catalog.thresholds import BY_NAME as BY_THRESHOLD_NAME
 from mp_agent.catalog.thresholds import DEFAULTS, Threshold, bound_label, resolve
 from mp_agent.errors import CatalogError, SettingError, unknown_name
+
+
+class Severity(Enum):
+    """Label `severity` of an alert, worst first; a worse one mutes the milder of the same run."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+    INFO = "info"
+
 
 SELECTORS: Mapping[str, str] = {"series": "", "targets": 'job=~".*mp-agent.*"'}
 """Label matchers by what they select: mp_agent's own series (all), and the targets that are pods or

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.machine import describe, markdown
-from mp_agent.plan.formats import DEFAULT_NAMES
+from mp_agent.plan.precision_plan import DEFAULT_NAMES
 
 _HEADER = ("precision", "parameters", "forward + backward", "comparison", "ratio")
 _VOCABULARY = 1024

@@ -21,7 +21,7 @@ import torch
 import yaml
 
 from benchmarks.machine import describe, markdown
-from mp_agent.alerting.rules.rule_file import render_rules
+from mp_agent.alerting.rules import render_rules
 from mp_agent.alerting.values import values_in_force
 from tools.panel_queries import Asking, every_panel
 from tools.servers import binaries

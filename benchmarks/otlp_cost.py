@@ -13,11 +13,11 @@ from pathlib import Path
 
 from mp_agent.catalog.metric import Family, Sample, Snapshot
 from mp_agent.catalog.metrics import METRICS, Scope
-from mp_agent.exporters.otlp.conversion.events import make_resource
+from mp_agent.exporters.otlp.client import Client
 from mp_agent.exporters.otlp.environment import LogCapture, OtlpSignal, Redactor, read_environment
+from mp_agent.exporters.otlp.events import make_resource
 from mp_agent.exporters.otlp.service import open_client
 from mp_agent.exporters.otlp.signal_pusher import MetricBatch, MetricSource
-from mp_agent.exporters.otlp.transport.client import Client
 
 SERIES, SMALL = 20_000, 2_000
 ROUNDS = 5

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from mp_agent.catalog.metric import Family, HistogramValue, Kind, Sample, Snapshot
-from mp_agent.records.text import as_utf8
+from mp_agent.inputs.files import as_utf8
 
 
 class SnapshotCollector(Collector):

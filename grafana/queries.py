@@ -1,6 +1,6 @@
 """PromQL of the panels. Metrics are named as in the catalog, or importing this fails."""
 
-from mp_agent.alerting.rules.rule_file import RANK_RECORDS
+from mp_agent.alerting.rules import RANK_RECORDS
 from mp_agent.catalog.metric import Kind
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from grafana.render import rendered_dashboards
-from mp_agent.alerting.rules.rule_file import rendered_files
+from mp_agent.alerting.rules import rendered_files
 from tools.generators.api_reference import api_reference_files
 from tools.generators.chart import chart_files
 from tools.generators.check_reference import check_reference_files

@@ -13,8 +13,7 @@ from mp_agent.backtest.results import SEVERITIES, Blind, Difference, Failure, Ru
 from mp_agent.inputs.files import printable
 from mp_agent.records.conditions import Alert
 from mp_agent.report import terminal
-from mp_agent.report.content import TONES, Cell, Curve, Plot, Plots, Table, Values
-from mp_agent.report.document import written
+from mp_agent.report.content import TONES, Cell, Curve, Plot, Plots, Table, Values, written
 from mp_agent.report.numbers import counted, duration, number
 from mp_agent.report.page import render
 

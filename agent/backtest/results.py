@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mp_agent.alerting.backtesting import Quantity
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.records.conditions import Alert
 
 SEVERITIES = tuple(severity.value for severity in Severity)

@@ -1,4 +1,4 @@
-"""Files of unknown origin: regular ones alone, up to a size, in the encodings that logs have."""
+"""Files and text of unknown origin: regular files alone, up to a size, in the encodings of logs."""
 
 import codecs
 import errno
@@ -212,3 +212,8 @@ def limit_resources(*, niceness: int, cpu_seconds: int, memory_bytes: int) -> No
         _, hard = resource.getrlimit(kind)
         allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(kind, (allowed, hard))
+
+
+def as_utf8(name: str) -> str:
+    """Return a name that can be written as UTF-8: lone surrogates become question marks."""
+    return name if name.isascii() else name.encode("utf-8", "replace").decode("utf-8")

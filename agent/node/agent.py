@@ -9,18 +9,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
+from mp_agent.node.children import Postmortems, ScriptChecks
 from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.export.push import OtlpPush, TrackerService
 from mp_agent.node.export.service_discovery import ServiceDiscovery
 from mp_agent.node.export.snapshots import SnapshotProvider
-from mp_agent.node.flight.postmortems import Postmortems
 from mp_agent.node.flight.service import FlightService
-from mp_agent.node.http.runbooks import runbook_routes
 from mp_agent.node.http.server import Exposure, MetricsServer, PortOpener
-from mp_agent.node.http.status import ScrapeLog
+from mp_agent.node.http.status import ScrapeLog, runbook_routes
 from mp_agent.node.leftovers import clear_leftovers
 from mp_agent.node.registry import RunRegistry
-from mp_agent.node.run.script_check import ScriptChecks
 from mp_agent.node.transport.root_address import advertised
 from mp_agent.node.transport.service import PushService
 from mp_agent.records.views import ExportAccount

@@ -23,8 +23,7 @@ from mp_agent.plan.checklist_points import POINTS, ChecklistPoint, Looked
 from mp_agent.plan.short_run import ShortRun, run_shortly
 from mp_agent.plan.target import CRASHED
 from mp_agent.report import terminal
-from mp_agent.report.content import Cell, Table
-from mp_agent.report.document import plain, written
+from mp_agent.report.content import Cell, Table, plain, written
 from mp_agent.report.options import count_option, json_option
 from mp_agent.version import require_torch
 

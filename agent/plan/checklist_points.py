@@ -21,7 +21,7 @@ from mp_agent.alerting.conditions import (
 from mp_agent.catalog.metrics.tensors import mean, norm, slice_imbalance
 from mp_agent.flight.postmortem.case import Case, norm_of
 from mp_agent.lint.finding import CheckReport, Rule
-from mp_agent.lint.rules import autocast, casts, gradients, loss, numerics, scaling
+from mp_agent.lint.rules import autocast, casts, gradients, numerics, scaling
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.plan.short_run import INPUT
 from mp_agent.records.columns import ACTIVATIONS, TENSORS, ColumnFamily
@@ -239,7 +239,7 @@ POINTS = (
     ),
     ChecklistPoint(
         title="binary_cross_entropy_with_logits, not binary_cross_entropy",
-        rules=(autocast.BINARY_CROSS_ENTROPY, loss.ACTIVATION_BEFORE_LOSS),
+        rules=(autocast.BINARY_CROSS_ENTROPY, numerics.ACTIVATION_BEFORE_LOSS),
         look=_binary_cross_entropy,
         remedy="",
         unseen=_LOOP,

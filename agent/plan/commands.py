@@ -22,9 +22,16 @@ from mp_agent.plan.comparison.model import TOLERANCE, PrecisionReport
 from mp_agent.plan.comparison.report import print_report
 from mp_agent.plan.evaluation.model import FORMAT, PlanEvaluation, excluded_by
 from mp_agent.plan.evaluation.report import print_evaluation
-from mp_agent.plan.formats import BY_NAME, DEFAULT_NAMES, REFERENCES
 from mp_agent.plan.gradient_report import GradientReport, print_gradients
-from mp_agent.plan.precision_plan import GOALS, PRECISIONS, PrecisionPlan, plan_of_json
+from mp_agent.plan.precision_plan import (
+    BY_NAME,
+    DEFAULT_NAMES,
+    GOALS,
+    PRECISIONS,
+    REFERENCES,
+    PrecisionPlan,
+    plan_of_json,
+)
 from mp_agent.plan.recommendation.report import print_recommendation
 from mp_agent.plan.target import is_target, load_target, progress_bar, running_own_code
 from mp_agent.report.options import (

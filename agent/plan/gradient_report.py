@@ -7,8 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mp_agent.report import terminal
-from mp_agent.report.content import Table
-from mp_agent.report.document import picked, written
+from mp_agent.report.content import Table, picked, written
 from mp_agent.report.numbers import counted, number, scientific
 
 BY_DESIGN = (

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import GRADIENTS, STEP_COLUMNS, WEIGHTS, Column, shows_reduction
+from mp_agent.records.columns.column import Algebra
 from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.schema import Schema, Share
 from mp_agent.records.steps import StepRecord

@@ -6,8 +6,8 @@ the run's numbers also where other nodes cannot reach it. Other agents leave the
 
 from collections.abc import Mapping
 
-from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import GRADIENTS, STEP_COLUMNS
+from mp_agent.records.columns.column import Algebra
 from mp_agent.records.global_statistics import GlobalStatistics
 
 _SEQUENCE, _STEP = "reduced_sequence", "reduced_step"

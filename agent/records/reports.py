@@ -19,12 +19,14 @@ from mp_agent.errors import ReportError
 from mp_agent.records.columns import FAMILIES
 from mp_agent.records.flight import FlightRequest
 from mp_agent.records.schema import FamilyColumns, Text
-from mp_agent.records.step_blocks import (
+from mp_agent.records.steps import (
     NAMES_MAX,
     RANKS_MAX,
     STEPS_PER_REPORT,
     Digest,
+    EndReason,
     Index,
+    Phase,
     Rank,
     Ranks,
     RowForm,
@@ -32,7 +34,6 @@ from mp_agent.records.step_blocks import (
     StepBlock,
     TrainerStep,
 )
-from mp_agent.records.steps import EndReason, Phase
 
 TABLES_PER_REPORT = 4
 CONDITIONS_BYTES_MAX = 1 << 15

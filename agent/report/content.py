@@ -1,7 +1,13 @@
-"""What a report shows: tables, for a terminal or a page, and plots; every number is finite."""
+"""What a report shows: tables, for a terminal or a page, and plots; and its JSON.
 
+Every number is finite. JSON is what any reader takes, with a format and a version.
+"""
+
+import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from enum import Enum
+from math import isfinite
 from typing import Any
 
 from mp_agent.report.numbers import number
@@ -116,3 +122,31 @@ class Plots:
     def as_json(self) -> dict[str, Any]:
         """Return what the script of the page reads."""
         return {**asdict(self), "places": list(self.places)}
+
+
+def written(document: Mapping[str, Any]) -> str:
+    """Return a document as JSON; a number that is not finite is null.
+
+    Its `version` rises when a key changes its meaning or goes; keys may be added without it.
+    """
+    return json.dumps(plain(document), indent=2, ensure_ascii=True, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: records by field, enumerations by value."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def picked(record: Any, *names: str) -> dict[str, Any]:
+    """Return some attributes of a record by name, where a document does not hold all of them."""
+    return {name: getattr(record, name) for name in names}

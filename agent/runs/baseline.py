@@ -39,7 +39,7 @@ from mp_agent.records.baseline import (
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import MergedStep
 from mp_agent.report import terminal
-from mp_agent.report.document import picked, written
+from mp_agent.report.content import picked, written
 from mp_agent.report.numbers import counted
 from mp_agent.settings import load_settings
 

@@ -10,11 +10,11 @@ from statistics import median
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 
-from mp_agent.alerting.expressions.promql import quoted
+from mp_agent.alerting.promql import quoted
 from mp_agent.backtest.log.training_log import ReadOptions
 from mp_agent.backtest.readers.prometheus import period_of, runs_in, samples
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.doctor.fetch import fetch_from_agent
+from mp_agent.doctor.machine import fetch_from_agent
 from mp_agent.errors import CompareError, SourceError
 from mp_agent.inputs.addresses import is_address, shown_address
 from mp_agent.node.commands.flight import evidence_at

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mp_agent.report import terminal
-from mp_agent.report.content import Curve, Plot, Plots, Table
-from mp_agent.report.document import picked, written
+from mp_agent.report.content import Curve, Plot, Plots, Table, picked, written
 from mp_agent.report.numbers import NONE, finite, number
 from mp_agent.report.page import render
 from mp_agent.runs.divergence import MARKS, QUANTITIES, Departure, RunComparison

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 from urllib.parse import urlsplit
 
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.errors import SettingError
 
 

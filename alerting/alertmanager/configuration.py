@@ -20,8 +20,8 @@ from mp_agent.alerting.condition import COMPONENT
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.conditions.run import RUN_FAILED, RUN_STALLED, RUN_VANISHED
 from mp_agent.alerting.durations import prometheus_duration
-from mp_agent.alerting.expressions.promql import RUN_LABELS
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.promql import RUN_LABELS
+from mp_agent.alerting.values import Severity
 from mp_agent.alerting.yaml_text import yaml_text
 from mp_agent.errors import CatalogError, SettingError
 

@@ -5,10 +5,10 @@ from mp_agent.alerting.backtesting import Quantity, less_above, less_below
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions.terms import Compare, Count, Series, all_of, limit
+from mp_agent.alerting.expressions import Compare, Count, Series, all_of, limit
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import GoBack
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import activations, attention, fp8, routers
 
 _ELEMENTS = Count(metric=activations.ACTIVATION_NEAR_OVERFLOW, window=duration("incident_window"))

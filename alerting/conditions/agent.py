@@ -5,7 +5,7 @@ from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import standing
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions.terms import (
+from mp_agent.alerting.expressions import (
     Compare,
     Count,
     Number,
@@ -16,7 +16,7 @@ from mp_agent.alerting.expressions.terms import (
     unless,
 )
 from mp_agent.alerting.panels import Guidance
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metric import Metric
 from mp_agent.catalog.metrics import agent, run
 

@@ -5,7 +5,7 @@ from mp_agent.alerting.backtesting import Quantity, less_above, less_below
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened, sustained, sustained_steps
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions.terms import (
+from mp_agent.alerting.expressions import (
     Compare,
     Number,
     Predicate,
@@ -19,7 +19,7 @@ from mp_agent.alerting.expressions.terms import (
 from mp_agent.alerting.first_line import Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import FP16, GoBack, Remedy
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import gradient_layers, training
 
 _GRADIENT_UNDERFLOW_SHARE = Series(metric=gradient_layers.LAYERS_UNDERFLOWING)

@@ -11,7 +11,7 @@ from mp_agent.alerting.conditions.guards import (
     unjudgeable,
 )
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions.terms import (
+from mp_agent.alerting.expressions import (
     Compare,
     Count,
     Joined,
@@ -29,7 +29,7 @@ from mp_agent.alerting.expressions.terms import (
 from mp_agent.alerting.first_line import ROLL_BACK, UPDATED, Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import CLIPS, CLIPS_NOT, FP16, Remedy
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metric import Metric
 from mp_agent.catalog.metrics import distribution, gradient_layers, gradients, run, training
 

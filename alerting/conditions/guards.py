@@ -3,7 +3,7 @@
 from typing import Literal
 
 from mp_agent.alerting.durations import Duration, duration
-from mp_agent.alerting.expressions.terms import (
+from mp_agent.alerting.expressions import (
     TARGET_LABELS,
     Compare,
     Joined,

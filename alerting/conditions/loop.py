@@ -3,9 +3,9 @@
 from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
-from mp_agent.alerting.expressions.terms import Compare, Series, Where, limit
+from mp_agent.alerting.expressions import Compare, Series, Where, limit
 from mp_agent.alerting.panels import Guidance
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import training
 
 

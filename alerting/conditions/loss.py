@@ -5,11 +5,11 @@ from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions.terms import Compare, Count, Series, all_of, limit
+from mp_agent.alerting.expressions import Compare, Count, Series, all_of, limit
 from mp_agent.alerting.first_line import Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import CLIPS_NOT, GoBack, Remedy
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import training
 
 _JUMPS = Count(metric=training.LEARNING_RATE_JUMPS, window=duration("incident_window"))

@@ -10,7 +10,7 @@ from mp_agent.alerting.conditions.overflows import (
     WHY_OVERFLOW_ENDS,
 )
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions.terms import (
+from mp_agent.alerting.expressions import (
     Compare,
     Count,
     Joined,
@@ -23,7 +23,7 @@ from mp_agent.alerting.expressions.terms import (
 )
 from mp_agent.alerting.first_line import UPDATED, Triage
 from mp_agent.alerting.panels import Guidance
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import training
 
 SCALE = Series(metric=training.LOSS_SCALE, aggregate="min")

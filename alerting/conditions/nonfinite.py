@@ -5,16 +5,7 @@ from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import FIRST_NONFINITE, happened
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions.terms import (
-    Compare,
-    Count,
-    Seen,
-    Series,
-    Where,
-    all_of,
-    limit,
-    unless,
-)
+from mp_agent.alerting.expressions import Compare, Count, Seen, Series, Where, all_of, limit, unless
 from mp_agent.alerting.first_line import (
     NAN_UPDATE_CAUSES,
     NAN_WRITTEN,
@@ -25,7 +16,7 @@ from mp_agent.alerting.first_line import (
 )
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import GoBack
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import activations, gradient_layers, gradients, run, training
 
 NONFINITE_REMEDIES = (

@@ -5,18 +5,10 @@ from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened, sustained, sustained_steps
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions.terms import (
-    Compare,
-    Number,
-    Seen,
-    Series,
-    all_of,
-    any_of,
-    limit,
-)
+from mp_agent.alerting.expressions import Compare, Number, Seen, Series, all_of, any_of, limit
 from mp_agent.alerting.first_line import Triage
 from mp_agent.alerting.panels import Guidance
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import optimizer
 
 _ADAM_EPSILON_UNSAFE_LOST = Series(metric=optimizer.ADAM_EPSILON_LOST)

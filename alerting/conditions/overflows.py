@@ -5,16 +5,10 @@ from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions.terms import (
-    Count,
-    Predicate,
-    Where,
-    any_of,
-    limit,
-)
+from mp_agent.alerting.expressions import Count, Predicate, Where, any_of, limit
 from mp_agent.alerting.first_line import UPDATED, Triage
 from mp_agent.alerting.panels import Guidance
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import training
 
 OVERFLOW_REMEDIES = (

@@ -4,14 +4,10 @@ from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
-from mp_agent.alerting.expressions.terms import (
-    Compare,
-    Series,
-    limit,
-)
+from mp_agent.alerting.expressions import Compare, Series, limit
 from mp_agent.alerting.first_line import Triage
 from mp_agent.alerting.panels import Guidance
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import optimizer
 
 _UNHELD = Series(metric=optimizer.PARAMETERS_UNHELD)

@@ -5,7 +5,7 @@ from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import active, at_target, happened, standing, stopped
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions.terms import (
+from mp_agent.alerting.expressions import (
     AtTarget,
     Compare,
     Count,
@@ -19,7 +19,7 @@ from mp_agent.alerting.expressions.terms import (
 from mp_agent.alerting.first_line import NAN_WRITTEN, ROLL_BACK, Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import GoBack
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import gradient_layers, ranks
 
 _GRADIENTS_NOT_REDUCED_STEPS = Series(metric=gradient_layers.REPLICA_UNREDUCED_STEPS)

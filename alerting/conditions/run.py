@@ -13,7 +13,7 @@ from mp_agent.alerting.conditions.guards import (
     stopped,
 )
 from mp_agent.alerting.durations import Duration, duration
-from mp_agent.alerting.expressions.terms import (
+from mp_agent.alerting.expressions import (
     AtTarget,
     Compare,
     Count,
@@ -32,7 +32,7 @@ from mp_agent.alerting.expressions.terms import (
 )
 from mp_agent.alerting.first_line import NAN_WRITTEN, Triage
 from mp_agent.alerting.panels import Guidance
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import agent, ranks, run
 from mp_agent.records.steps import EndReason, Phase
 

@@ -4,7 +4,7 @@ from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions.terms import (
+from mp_agent.alerting.expressions import (
     Compare,
     Count,
     Joined,
@@ -18,7 +18,7 @@ from mp_agent.alerting.expressions.terms import (
 )
 from mp_agent.alerting.first_line import Triage
 from mp_agent.alerting.panels import Guidance
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import reinforcement, tensors
 
 

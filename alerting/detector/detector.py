@@ -11,7 +11,7 @@ from mp_agent.alerting.detector.interpret import Interpreter
 from mp_agent.alerting.detector.readings import KnownValue, Readings, nothing_known
 from mp_agent.alerting.detector.vectors import Kept, Moment, Vector
 from mp_agent.alerting.durations import Duration
-from mp_agent.alerting.expressions.terms import Count, Series, walk
+from mp_agent.alerting.expressions import Count, Series, walk
 from mp_agent.alerting.remedies import facts_of
 from mp_agent.alerting.values import Values
 

@@ -24,7 +24,7 @@ from mp_agent.alerting.detector.vectors import (
     selection,
 )
 from mp_agent.alerting.durations import SCRAPE_GAP, Duration
-from mp_agent.alerting.expressions.terms import (
+from mp_agent.alerting.expressions import (
     TARGET_LABELS,
     Arithmetic,
     AtTarget,

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from mp_agent.alerting.detector.history import History
 from mp_agent.alerting.detector.readings import Labels, Readings
-from mp_agent.alerting.expressions.promql import label_text
-from mp_agent.alerting.expressions.terms import Where
+from mp_agent.alerting.expressions import Where
+from mp_agent.alerting.promql import label_text
 from mp_agent.errors import CatalogError
 
 Selection = Callable[[], list[tuple[Labels, History]]]

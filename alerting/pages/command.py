@@ -6,7 +6,7 @@ import click
 from rich.markdown import Markdown
 
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.pages.served import PREFIX, condition_named, runbook_text
+from mp_agent.alerting.pages import PREFIX, condition_named, runbook_text
 from mp_agent.alerting.site import usable_values
 from mp_agent.errors import unknown_name
 from mp_agent.output import Console, refuse

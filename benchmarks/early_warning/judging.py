@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import GROUPS
-from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.values import values_in_force
+from mp_agent.alerting.values import Severity, values_in_force
 from mp_agent.backtest.log.steps import course_of
 from mp_agent.backtest.log.training_log import TrainingLog
 from mp_agent.backtest.readers.flight import log_of_ranks

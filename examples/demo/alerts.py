@@ -10,7 +10,7 @@ from examples.demo.reading import Reading
 from mp_agent.alerting.alertmanager import render_alertmanager
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.remedies import fitting
-from mp_agent.alerting.rules.rule_file import RULES_FILE
+from mp_agent.alerting.rules import RULES_FILE
 from mp_agent.alerting.values import values_in_force
 from tools.jobs import ROOT
 from tools.servers.binaries import find

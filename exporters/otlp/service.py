@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from mp_agent.exporters.otlp.conversion.events import is_sent, log_records, make_resource, spans
+from mp_agent.exporters.otlp.client import Client, ExportError, OtlpExporter, OtlpResponse
 from mp_agent.exporters.otlp.environment import (
     LogCapture,
     OtlpEnvironment,
@@ -15,6 +15,7 @@ from mp_agent.exporters.otlp.environment import (
     OtlpTransport,
     Redactor,
 )
+from mp_agent.exporters.otlp.events import is_sent, log_records, make_resource, spans
 from mp_agent.exporters.otlp.signal_pusher import (
     EventSource,
     MetricBatch,
@@ -22,7 +23,6 @@ from mp_agent.exporters.otlp.signal_pusher import (
     SignalPusher,
     SignalSource,
 )
-from mp_agent.exporters.otlp.transport.client import Client, ExportError, OtlpExporter, OtlpResponse
 from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.views import ExportAccount
 
@@ -58,11 +58,11 @@ def _open_exporter(
     # Imported only when used: gRPC takes 20 MB of memory.
     if transport.grpc:
         try:
-            from mp_agent.exporters.otlp.transport.grpc_exporters import open_grpc_exporter
+            from mp_agent.exporters.otlp.grpc_exporters import open_grpc_exporter
         except ImportError as error:
             raise ExportError(f"{error}; pip install 'mp-agent[otlp-grpc]'") from error
         return open_grpc_exporter(transport, timeout_seconds)
-    from mp_agent.exporters.otlp.transport.http_exporters import open_http_exporter
+    from mp_agent.exporters.otlp.http_exporters import open_http_exporter
 
     return open_http_exporter(transport, timeout_seconds)
 

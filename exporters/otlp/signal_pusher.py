@@ -14,9 +14,9 @@ from opentelemetry.sdk.metrics.export import MetricsData
 from opentelemetry.sdk.resources import Resource
 
 from mp_agent.catalog.metric import Snapshot
-from mp_agent.exporters.otlp.conversion.events import Times, batches, unix_ns
-from mp_agent.exporters.otlp.conversion.stale_series import NoRecordedValues, SentSeries, StartTimes
-from mp_agent.exporters.otlp.transport.client import Client, ExportError
+from mp_agent.exporters.otlp.client import Client, ExportError
+from mp_agent.exporters.otlp.events import Times, batches, unix_ns
+from mp_agent.exporters.otlp.stale_series import NoRecordedValues, SentSeries, StartTimes
 from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.views import ExportAccount
 

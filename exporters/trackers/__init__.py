@@ -1,6 +1,5 @@
 """Metrics and conditions of a run in experiment trackers, sent by the node agent.
 
-`client.py` takes the numbers of a run from a snapshot and says what is shown of the tracker's run,
-`sender.py` sends them in a separate thread, and each tracker has a module that alone imports its
-package.
+`client.py` takes the numbers of a run from a snapshot, says what is shown of the tracker's run, and
+sends them in a separate thread; each tracker has a module that alone imports its package.
 """

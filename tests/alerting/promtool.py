@@ -11,12 +11,11 @@ from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.descriptions import Labels
 from mp_agent.alerting.durations import prometheus_duration
-from mp_agent.alerting.expressions.promql import label_text, number_text, quoted
 from mp_agent.alerting.first_line import headline
 from mp_agent.alerting.links import OF_CLUSTER
+from mp_agent.alerting.promql import label_text, number_text, quoted
 from mp_agent.alerting.remedies import Lookup, fitting
-from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.values import Values
+from mp_agent.alerting.values import Severity, Values
 from mp_agent.alerting.yaml_text import yaml_text
 from mp_agent.catalog.metric import Metric
 from mp_agent.catalog.metrics import run

@@ -8,7 +8,7 @@ from mp_agent.alerting import conditions as package
 from mp_agent.alerting.conditions import CONDITIONS, GROUPS, Condition
 from mp_agent.alerting.descriptions import LabelMark
 from mp_agent.alerting.durations import DURATIONS, Duration
-from mp_agent.alerting.expressions.terms import (
+from mp_agent.alerting.expressions import (
     Compare,
     Count,
     Expression,
@@ -20,7 +20,7 @@ from mp_agent.alerting.expressions.terms import (
     Signal,
     walk,
 )
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.catalog.thresholds import DEFAULTS
 from tests.alerting.examples.catalog import examples_of

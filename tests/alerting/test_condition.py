@@ -6,9 +6,8 @@ import pytest
 from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.loss import LOSS_SPIKE
-from mp_agent.alerting.expressions.terms import Compare, Number, Series
-from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.values import values_in_force
+from mp_agent.alerting.expressions import Compare, Number, Series
+from mp_agent.alerting.values import Severity, values_in_force
 from mp_agent.catalog.metrics import run
 from mp_agent.errors import CatalogError
 

@@ -12,9 +12,9 @@ import yaml
 
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.expressions.promql import promql
-from mp_agent.alerting.expressions.terms import AtTarget, Joined, Predicate
-from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
+from mp_agent.alerting.expressions import AtTarget, Joined, Predicate
+from mp_agent.alerting.promql import promql
+from mp_agent.alerting.rules import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
 from mp_agent.errors import CatalogError
 from tests.alerting.detector.replay import expected, replay, tracks_of

@@ -16,10 +16,9 @@ from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.conditions.loss import LOSS_SPIKE
 from mp_agent.alerting.detector.detector import Detector
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions.terms import Compare, Series, limit
-from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
-from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.values import values_in_force
+from mp_agent.alerting.expressions import Compare, Series, limit
+from mp_agent.alerting.rules import RULES_FILE, render_rules
+from mp_agent.alerting.values import Severity, values_in_force
 from mp_agent.backtest import judge
 from mp_agent.backtest.log.training_log import Point, TrainingLog
 from mp_agent.catalog.metric import gauge, info

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from mp_agent.alerting.conditions.run import RUN_FAILED
-from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
+from mp_agent.alerting.rules import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.metrics.run import PAGES
 from tests.alerting.examples.catalog import examples_of

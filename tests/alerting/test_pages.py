@@ -13,7 +13,7 @@ from mp_agent.alerting.pages import (
     render_runbook,
     runbook_pages,
 )
-from mp_agent.alerting.rules.rule_file import rendered_files
+from mp_agent.alerting.rules import rendered_files
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import THRESHOLDS
 from tests.every import for_every

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from mp_agent.alerting.conditions.run import RUN_FAILED
-from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
+from mp_agent.alerting.rules import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.metrics import run as run_metrics
 from tests.alerting.examples.catalog import examples_of

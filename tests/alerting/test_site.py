@@ -5,9 +5,8 @@ import pytest
 
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.durations import DURATIONS
-from mp_agent.alerting.severity import Severity
 from mp_agent.alerting.site import known_names, site_values, usable_values
-from mp_agent.alerting.values import SELECTORS, values_in_force
+from mp_agent.alerting.values import SELECTORS, Severity, values_in_force
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.errors import SettingError
 from mp_agent.settings import Settings

@@ -3,8 +3,7 @@ from typing import Any
 import pytest
 
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.values import MarkedValues, check_marks, values_in_force
+from mp_agent.alerting.values import MarkedValues, Severity, check_marks, values_in_force
 from mp_agent.catalog.thresholds import BY_NAME, DEFAULTS
 from mp_agent.errors import CatalogError, SettingError
 

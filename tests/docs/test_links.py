@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from mp_agent.doctor.checks import MACHINE_CHECKS, PROMETHEUS_CHECKS
+from mp_agent.doctor.command import MACHINE_CHECKS, PROMETHEUS_CHECKS
 from tests.docs.pages import PAGES, ROOT, prose
 from tests.every import for_every
 

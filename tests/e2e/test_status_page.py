@@ -14,8 +14,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect
 
 from mp_agent.catalog.thresholds import DEFAULTS
-from mp_agent.exporters.status_page.page import status_page
-from mp_agent.exporters.status_page.report import FORMAT, StepHistory, snapshot_report
+from mp_agent.exporters.status_page.report import FORMAT, StepHistory, snapshot_report, status_page
 from mp_agent.records.health import LatestValues
 from mp_agent.records.views import FirstNonfinite, TrackerLink
 from tests.agent.node.builders import merged_step

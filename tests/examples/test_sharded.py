@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mp_agent.alerting.rules.rule_file import RANK_RECORDS, render_rules
+from mp_agent.alerting.rules import RANK_RECORDS, render_rules
 from mp_agent.alerting.values import values_in_force
 from tests.waiting import wait_until
 from tools.generators.sharded import FOLDER, REMOTE_WRITE, SHARDS, sharded_files

@@ -17,7 +17,7 @@ from grafana.queries import series
 from grafana.render import marked, render, rendered_dashboards
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.expressions.terms import Limit
+from mp_agent.alerting.expressions import Limit
 from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.thresholds import DEFAULTS

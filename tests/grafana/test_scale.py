@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from grafana.views import asked
-from mp_agent.alerting.rules.rule_file import rendered_files
+from mp_agent.alerting.rules import rendered_files
 from tools.panel_queries import Asking, every_panel
 from tools.servers.running import read_json
 from tools.synthetic_store import RUN, Size, fill, prometheus_over, record

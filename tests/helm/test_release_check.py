@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mp_agent.alerting.rules.rule_file import render_rules
+from mp_agent.alerting.rules import render_rules
 from mp_agent.alerting.values import values_in_force
 from tests.helm.rendering import CHART, objects_of, of_kind
 from tests.waiting import wait_until

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from mp_agent.alerting.rules.rule_file import render_rules
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.rules import render_rules
 from mp_agent.alerting.site import site_values
-from mp_agent.alerting.values import Values, values_in_force
+from mp_agent.alerting.values import Severity, Values, values_in_force
 from mp_agent.settings import load_settings
 from tests.alerting.promtool import render_tests
 from tests.helm.rendering import objects, of_kind, values_file

@@ -22,7 +22,7 @@ from opentelemetry.sdk.resources import Resource
 from mp_agent.catalog.metric import Family, Snapshot
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.cli import main
-from mp_agent.exporters.otlp.conversion.events import Times, batches, log_records, unix_ns
+from mp_agent.exporters.otlp.events import Times, batches, log_records, unix_ns
 from mp_agent.exporters.prometheus import render
 from mp_agent.exporters.status_page.report import snapshot_report
 from mp_agent.node.series.snapshot_builder import SnapshotBuilder

@@ -12,7 +12,7 @@ from grafana.render import marked_dashboards
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.durations import DURATIONS
 from mp_agent.alerting.links import ALERT_MARK, RUNBOOK_BASE, agent_runbook_url
-from mp_agent.alerting.rules.rule_file import render_rules
+from mp_agent.alerting.rules import render_rules
 from mp_agent.alerting.values import MATCHERS, MarkedValues, values_in_force
 from mp_agent.alerting.yaml_text import yaml_text
 from mp_agent.catalog.thresholds import THRESHOLDS

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mp_agent.alerting.rules.rule_file import RULES_FILE
+from mp_agent.alerting.rules import RULES_FILE
 from mp_agent.alerting.yaml_text import yaml_text
 
 FOLDER = "examples/sharded"

@@ -8,7 +8,7 @@ from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.detector.detector import Detector
 from mp_agent.alerting.detector.readings import Reading
-from mp_agent.alerting.expressions.promql import quoted
+from mp_agent.alerting.promql import quoted
 from mp_agent.alerting.values import values_in_force
 from mp_agent.backtest.log.training_log import Point, ReadOptions, Scrape, TrainingLog
 from mp_agent.catalog.metrics import METRICS

@@ -6,7 +6,7 @@ from math import log2
 
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.thresholds import BY_NAME
 from mp_agent.flight.postmortem.diagnosis import LayerSample, RunHistory, Usual
 from mp_agent.flight.record.evidence import Evidence

@@ -23,8 +23,8 @@ from mp_agent.lint.rules.gradients import (
     STEP_BEFORE_BACKWARD,
 )
 from mp_agent.lint.rules.loop import FIRST_BATCH, LEFT_IN_EVALUATION, SCHEDULE_FIRST
-from mp_agent.lint.rules.loss import ACTIVATION_BEFORE_LOSS
 from mp_agent.lint.rules.numerics import (
+    ACTIVATION_BEFORE_LOSS,
     ADAM_EPSILON,
     CANCELLING_VARIANCE,
     LOW_PRECISION_FUNCTION,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mp_agent.lint.finding import Edit, FindingSeverity, Problem, Rule, Span
 from mp_agent.lint.interpret.values import Operation, Trace
-from mp_agent.lint.rules.facts import backwards, loss_of, text_of
+from mp_agent.lint.rules.events import backwards, loss_of, text_of
 
 _LOSS = re.compile(r"^torch\.nn\.functional\.(\w*_loss|\w*cross_entropy\w*|kl_div)$")
 

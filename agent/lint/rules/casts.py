@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from mp_agent.lint.finding import FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.methods import cast_dtypes
 from mp_agent.lint.interpret.values import SIXTEEN_BITS, Operation, Trace, ValueKind
-from mp_agent.lint.rules.facts import backwards, parameters_of, text_of
+from mp_agent.lint.rules.events import backwards, parameters_of, text_of
 
 _MASTERS = re.compile(r"master_?(param|weight|cop|model)|(fp|float)_?32_?(param|weight|cop|master)")
 _STEPS = re.compile(r"optimizer|\boptim\b|\.step\(|\bengine\b|accelerat|[Tt]rainer")

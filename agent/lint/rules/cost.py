@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from mp_agent.lint.finding import Edit, FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.values import Operation, Trace, ValueKind
-from mp_agent.lint.rules.events import loop_of
-from mp_agent.lint.rules.facts import backwards, text_of
+from mp_agent.lint.rules.events import backwards, loop_of, text_of
 
 _SYNCS = ("<tensor>.item", "<tensor>.cpu", "<tensor>.tolist", "<host>float", "<host>int")
 _TRAINING = frozenset({"optim", "step", "engine", "accelerat"})

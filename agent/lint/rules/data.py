@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mp_agent.lint.finding import FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.modules import ClassInfo
 from mp_agent.lint.interpret.values import Trace, ValueKind
-from mp_agent.lint.rules.facts import keyword
+from mp_agent.lint.rules.events import keyword
 
 _GENERATOR = re.compile(
     r"^(np|numpy)\.random\.(default_rng|RandomState|Generator)$|^(random\.)?Random$"

@@ -5,8 +5,16 @@ from collections.abc import Iterator
 
 from mp_agent.lint.finding import FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.values import Operation, Trace, Value, ValueKind
-from mp_agent.lint.rules.events import common_loops, has_one_pass, loop_of, steps
-from mp_agent.lint.rules.facts import backwards, is_whole, keyword, text_of
+from mp_agent.lint.rules.events import (
+    backwards,
+    common_loops,
+    has_one_pass,
+    is_whole,
+    keyword,
+    loop_of,
+    steps,
+    text_of,
+)
 
 _DDP = re.compile(r"parallel\.(distributed\.)?DistributedDataParallel$")
 _WRAPPER = re.compile(r"\.(DistributedDataParallel|FullyShardedDataParallel|fully_shard)$")

@@ -8,6 +8,7 @@ from mp_agent.lint.finding import FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.values import Operation, Trace, Value, ValueKind
 from mp_agent.lint.rules.events import (
     CLIP,
+    backwards,
     clears,
     common_loops,
     is_backward,
@@ -25,7 +26,6 @@ from mp_agent.lint.rules.events import (
     steps,
     within,
 )
-from mp_agent.lint.rules.facts import backwards
 
 
 def _find_gradients_add_up(trace: Trace) -> Iterator[Problem]:

@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from mp_agent.lint.finding import FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.values import Operation, Trace, Value, ValueKind
 from mp_agent.lint.rules.events import (
+    backwards,
     common_loops,
+    is_fixed,
     is_made_in,
+    keyword,
     loop_of,
     method_of,
     repeats,
     stepped,
+    text_of,
     within,
 )
-from mp_agent.lint.rules.facts import backwards, is_fixed, keyword, text_of
 
 
 def _find_first_batch(trace: Trace) -> Iterator[Problem]:

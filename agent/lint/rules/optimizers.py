@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from mp_agent.lint.finding import FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.values import Operation, Trace, Value, ValueKind
-from mp_agent.lint.rules.events import method_of, models_of
-from mp_agent.lint.rules.facts import text_of
+from mp_agent.lint.rules.events import method_of, models_of, text_of
 
 _OLD = "the optimizer made before steps the old ones"
 _SHARDING = re.compile(r"^torch\.distributed\.(fsdp|_composable)(\.\w+)*\.fully_shard$")

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from mp_agent.lint.finding import FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.values import BF16, FP16, Operation, Trace
-from mp_agent.lint.rules.events import has_one_pass, loop_of
-from mp_agent.lint.rules.facts import backwards, last_backward, loss_of
+from mp_agent.lint.rules.events import backwards, has_one_pass, last_backward, loop_of, loss_of
 
 _CLIP = re.compile(r"^torch\.nn\.utils\.(clip_grad\.)?clip_grad_(norm_?|value_)$")
 _CLIP_BARE = re.compile(r"^torch\.nn\.utils\.(clip_grad\.)?clip_grad_norm$")

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from statistics import median_low
 
-from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
-from mp_agent.node.accounting.windows import median
+from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker, median
 from mp_agent.records.columns import DISTRIBUTION, GRADIENTS
 from mp_agent.records.health import TroubledLayers
 from mp_agent.records.views import LayerView

@@ -9,8 +9,7 @@ from math import isfinite, sqrt
 
 from mp_agent.node.accounting.loss_reference import LossReference
 from mp_agent.node.accounting.loss_scale import UNTOUCHED
-from mp_agent.node.accounting.tracker import AccountContext, Tracker
-from mp_agent.node.accounting.windows import median
+from mp_agent.node.accounting.tracker import AccountContext, Tracker, median
 from mp_agent.records.columns import (
     AUTOCAST_FP32_SHARE,
     BACKWARDS_DISCARDED,

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mp_agent.node.accounting.gradients import judged_norms
-from mp_agent.node.accounting.tracker import AccountContext, Tracker
-from mp_agent.node.accounting.windows import MAIN, median
+from mp_agent.node.accounting.tracker import MAIN, AccountContext, Tracker, median
 from mp_agent.records.health import NormGrowth
 from mp_agent.records.merged import MergedStep
 

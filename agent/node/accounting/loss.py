@@ -13,9 +13,10 @@ from pydantic import Field
 
 from mp_agent.node.accounting.learning import RESTART_STEPS
 from mp_agent.node.accounting.loss_reference import LATEST_STEPS, LossReference
-from mp_agent.node.accounting.tracker import AccountContext, Tracker
-from mp_agent.node.accounting.windows import (
+from mp_agent.node.accounting.tracker import (
     LARGEST,
+    AccountContext,
+    Tracker,
     breadth_of_sorted,
     deviation,
     deviation_of_sorted,

@@ -5,7 +5,12 @@ from dataclasses import dataclass, field, fields, replace
 
 from mp_agent.node.accounting.baseline import BaselineTracker
 from mp_agent.node.accounting.batches import BatchTracker
-from mp_agent.node.accounting.gradients import NormTracker, SecondMoments, WithoutGradient
+from mp_agent.node.accounting.gradients import (
+    NormTracker,
+    SecondMoments,
+    Sustained,
+    WithoutGradient,
+)
 from mp_agent.node.accounting.incidents import (
     IncidentTracker,
     NonfiniteGradientTracker,
@@ -41,9 +46,7 @@ from mp_agent.node.accounting.ranks import (
     ReductionTracker,
     StragglerTracker,
 )
-from mp_agent.node.accounting.sustained import Sustained
-from mp_agent.node.accounting.tracker import AccountContext, Tracker
-from mp_agent.node.accounting.windows import NormWindows
+from mp_agent.node.accounting.tracker import AccountContext, NormWindows, Tracker
 from mp_agent.records.merged import MergedStep, StepTransition
 from mp_agent.records.views import RunView
 

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from msgspec.structs import replace
 
+from mp_agent.inputs.files import as_utf8
 from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.merge.schema_index import SchemaIndex
 from mp_agent.node.merge.step_blocks import in_blocks
@@ -24,9 +25,7 @@ from mp_agent.records.reports import (
     StepValue,
 )
 from mp_agent.records.schema import family_columns
-from mp_agent.records.step_blocks import STEPS_PER_REPORT
-from mp_agent.records.steps import EndReason
-from mp_agent.records.text import as_utf8
+from mp_agent.records.steps import STEPS_PER_REPORT, EndReason
 
 _ABSENT = StepValue(count=0, value=nan)
 

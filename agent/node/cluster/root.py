@@ -18,8 +18,7 @@ from mp_agent.records.columns import FAMILIES, ColumnFamily
 from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.reports import NodeReport, NodeShare, Receipt
-from mp_agent.records.step_blocks import StepForm
-from mp_agent.records.steps import EndReason
+from mp_agent.records.steps import EndReason, StepForm
 
 AHEAD_AT_MOST = 1024
 """Steps by which a node can be ahead of the root. Ranks of an attempt train together: rows further

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from mp_agent.inputs.files import as_utf8
 from mp_agent.node.collect.rank_source import RankSource, RingBatch, run_end
 from mp_agent.node.merge.node_layers import RankLayers, reduce_layers
 from mp_agent.node.merge.node_steps import RankStep, observed_columns, reduce_step
@@ -12,7 +13,6 @@ from mp_agent.records.flight import Segment
 from mp_agent.records.reports import NodeLayers, NodeStep, RankStatus
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason, LayerTable
-from mp_agent.records.text import as_utf8
 
 T = TypeVar("T")
 

@@ -1,4 +1,7 @@
-"""`mp-agent exec -- torchrun …`: runs a job with a node agent that outlives it."""
+"""`mp-agent exec -- torchrun …` runs a job with a node agent that outlives it.
+
+`mp-agent node` is a node agent that runs outside the job, for every run on the machine.
+"""
 
 import os
 import shutil
@@ -150,3 +153,22 @@ def _linger(agent: _Agent, linger_seconds: float, signals: _Signals) -> None:
         elif not agent.alive():
             return
         time.sleep(_POLL_SECONDS)
+
+
+@click.command("node")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory of shared memory to watch; the setting `dir` by default.",
+)
+def node_command(directory: Path | None) -> None:
+    """Watch every run that appears on this machine, until a signal ends it.
+
+    For jobs with node_agent = "external": a sidecar container, a resident unit. The settings are
+    those of the environment and the settings file.
+    """
+    from mp_agent.node.main import end_process, watch_directory
+
+    watch_directory(directory, detached=False)
+    end_process(0)

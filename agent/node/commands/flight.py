@@ -18,9 +18,8 @@ from mp_agent.errors import FlightError, MpAgentError, SettingError
 from mp_agent.flight.postmortem.analysis import Analysis, analyse
 from mp_agent.flight.record.evidence import Evidence, load, read_gpu_errors, with_assignments
 from mp_agent.flight.record.store import record_name, write_report
-from mp_agent.flight.report.document import as_json
-from mp_agent.flight.report.page import as_html
-from mp_agent.flight.report.text import first_line, print_analysis
+from mp_agent.flight.report import as_json, first_line, print_analysis
+from mp_agent.flight.report_page import as_html
 from mp_agent.inputs.files import limit_resources, printable
 from mp_agent.node.flight.job import FlightJob, evidence_of_rings, newest_sequence, read_rank_logs
 from mp_agent.node.flight.replay import judged

@@ -11,8 +11,7 @@ from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.detector.detector import Detector, Finding
 from mp_agent.alerting.detector.readings import Key, KnownValue, Labels, Reading
-from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.values import Values
+from mp_agent.alerting.values import Severity, Values
 from mp_agent.catalog.metric import HistogramValue, Kind, Metric, Scope
 from mp_agent.catalog.metric import Reading as CatalogReading
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS

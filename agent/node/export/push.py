@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mp_agent.catalog.metric import Snapshot
-from mp_agent.exporters.trackers.client import PREFIX, TrackedRun, values_by_run, values_of_event
-from mp_agent.exporters.trackers.sender import Entry, TrackerSender, open_client
+from mp_agent.exporters.trackers.client import (
+    PREFIX,
+    Entry,
+    TrackedRun,
+    TrackerSender,
+    open_client,
+    values_by_run,
+    values_of_event,
+)
 from mp_agent.node.registry import RunSupervisor
 from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.views import ExportAccount, TrackerLink

@@ -12,9 +12,9 @@ from pathlib import Path
 from aiohttp import web
 
 from mp_agent.exporters.discovery import CONTENT_TYPE, Target, TargetsFile, render_targets
+from mp_agent.inputs.addresses import base_url
 from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.transport.root_link import RootLink
-from mp_agent.ring.address import base_url
 from mp_agent.settings import Settings
 
 log = logging.getLogger("mp_agent.node")

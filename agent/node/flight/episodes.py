@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from mp_agent.alerting.detector.detector import Change, Finding
-from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.values import Values
+from mp_agent.alerting.values import Severity, Values
 from mp_agent.node.conditions.messages import Observation, described
 from mp_agent.records.conditions import ActiveCondition, Alert
 

@@ -25,7 +25,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from mp_agent.errors import SettingError
-from mp_agent.node.tls import server_tls
+from mp_agent.node.endpoint import server_tls
 from mp_agent.node.transport.client import PATHS
 from mp_agent.settings import Settings
 

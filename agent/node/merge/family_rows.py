@@ -18,8 +18,7 @@ from mp_agent.records.columns import (
     ColumnFamily,
 )
 from mp_agent.records.reports import NodeRow, NodeShare
-from mp_agent.records.step_blocks import RowForm
-from mp_agent.records.steps import FloatArray
+from mp_agent.records.steps import FloatArray, RowForm
 
 Columns = tuple[float, ...]
 """A row, in the order of the family's columns."""

@@ -20,7 +20,7 @@ from mp_agent.records.columns import (
 )
 from mp_agent.records.merged import Comparison, Reduction
 from mp_agent.records.reports import NodeRow, WeightSample
-from mp_agent.records.step_blocks import RowForm
+from mp_agent.records.steps import RowForm
 
 _REPLICAS = "replicas of wrappers"
 _BITS, _VARIED = WEIGHTS.names.index("bits"), WEIGHTS.names.index("varied")

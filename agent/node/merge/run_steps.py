@@ -18,7 +18,6 @@ from mp_agent.node.merge.coverage import (
 from mp_agent.node.merge.family_rows import FamilyRows, PlainRows, Rows
 from mp_agent.node.merge.replicas import PlainParameters, ReplicaDigests, StepFacts
 from mp_agent.node.merge.step_blocks import AlikeSteps, BlockRows, Places, by_kind
-from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import (
     FAMILIES,
     FEW_WEIGHTS,
@@ -27,6 +26,7 @@ from mp_agent.records.columns import (
     WEIGHTS,
     ColumnFamily,
 )
+from mp_agent.records.columns.column import Algebra
 from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep, OptimizerStep
 from mp_agent.records.reports import NodeRow, NodeShare, NodeStep, OwnNonfinite, StepValue

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from mp_agent.records.algebra import Algebra
+from mp_agent.inputs.files import as_utf8
 from mp_agent.records.columns import FAMILIES, STEP_COLUMNS, ColumnFamily, step_columns
+from mp_agent.records.columns.column import Algebra
 from mp_agent.records.reports import Layout, NodeShare
 from mp_agent.records.schema import DATA_RANKS_FACT, Schema, Share
-from mp_agent.records.text import as_utf8
 
 _SCHEMAS_KEPT = 4096
 

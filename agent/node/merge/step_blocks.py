@@ -12,8 +12,7 @@ from mp_agent.node.merge.coverage import GroupKey, group_key
 from mp_agent.records.columns import STEP_COLUMNS_BY_NAME, ColumnFamily
 from mp_agent.records.reports import NodeReport, NodeRow, NodeShare, NodeStep, StepValue
 from mp_agent.records.schema import FamilyColumns
-from mp_agent.records.step_blocks import RowForm, StepBlock, StepForm
-from mp_agent.records.steps import FloatArray
+from mp_agent.records.steps import FloatArray, RowForm, StepBlock, StepForm
 
 
 def in_blocks(steps: Iterable[NodeStep]) -> tuple[tuple[StepBlock, ...], tuple[NodeStep, ...]]:

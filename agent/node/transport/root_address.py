@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from mp_agent.inputs import addresses
+from mp_agent.inputs.addresses import DEFAULT_PORT, base_url
 from mp_agent.node.endpoint import Endpoint
-from mp_agent.ring import address
-from mp_agent.ring.address import DEFAULT_PORT, base_url
 from mp_agent.ring.run_files import RootNote
 from mp_agent.settings import Settings
 
@@ -87,12 +87,12 @@ class OwnAddress:
 
     async def _ask(self) -> None:
         # In a thread, since a resolver may be slow.
-        self._toward_master = await asyncio.to_thread(address.address_toward, self._master)
+        self._toward_master = await asyncio.to_thread(addresses.address_toward, self._master)
 
 
 def advertised(settings: Settings, bind: str) -> str:
     """Return the setting `advertise`, or the only address that is listened on."""
-    return settings.advertise or ("" if address.is_any_address(bind) else bind)
+    return settings.advertise or ("" if addresses.is_any_address(bind) else bind)
 
 
 _REMEDY = "set MP_AGENT_TOKEN to the same secret on all nodes"

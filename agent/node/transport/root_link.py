@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
+from mp_agent.inputs import addresses
 from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.transport.client import MOVE_PATH, RETIRE_PATH, Backoff, PushClient, RunOnNode
 from mp_agent.node.transport.pusher import Pusher
 from mp_agent.node.transport.root_address import OwnAddress, RootAddress, advice, locate
 from mp_agent.records.views import TransportView
-from mp_agent.ring import address
 from mp_agent.ring.run_files import RootNote, read_root_note, write_root_note
 from mp_agent.settings import Settings
 
@@ -288,7 +288,7 @@ class RootLink:
         )
         if endpoint is None or not host:
             return ""
-        return address.base_url(host, endpoint.port, tls=endpoint.tls)
+        return addresses.base_url(host, endpoint.port, tls=endpoint.tls)
 
     def _has_other_nodes(self) -> bool:
         identity = self.run.identity

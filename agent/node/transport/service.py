@@ -11,8 +11,7 @@ from pathlib import Path
 from aiohttp import web
 
 from mp_agent.errors import ReportError, SettingError
-from mp_agent.node.endpoint import Endpoint
-from mp_agent.node.tls import client_tls
+from mp_agent.node.endpoint import Endpoint, client_tls
 from mp_agent.node.transport.client import (
     BODY_BYTES_MAX,
     MOVE_PATH,

@@ -32,14 +32,14 @@ from mp_agent.plan.execution.session import (
     run_alone,
     unwrapped,
 )
-from mp_agent.plan.formats import (
+from mp_agent.plan.precision_plan import (
     DEFAULT_NAMES,
     Candidate,
     NumberFormat,
     candidates_of,
     reference_of,
 )
-from mp_agent.report.document import picked
+from mp_agent.report.content import picked
 
 SEARCH_TRIALS = 40
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf, isfinite, sqrt
 
-from mp_agent.report.document import plain, written
+from mp_agent.report.content import plain, written
 from mp_agent.report.numbers import percent, scientific
 
 MODEL = "(model)"

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from mp_agent.plan.comparison.model import BAD_RATIO, quality_grade
 from mp_agent.plan.precision_plan import GOALS, Environment, PrecisionPlan
-from mp_agent.report.document import plain, written
+from mp_agent.report.content import plain, written
 from mp_agent.report.numbers import percent, size
 
 FORMAT = "mp_agent precision evaluation"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mp_agent.plan.comparison.model import TensorError
-from mp_agent.plan.formats import NumberFormat
+from mp_agent.plan.precision_plan import NumberFormat
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), Enum, torch.dtype, torch.device, type)
 

@@ -27,7 +27,7 @@ from mp_agent.plan.execution.lockstep import (
     SideEvent,
 )
 from mp_agent.plan.execution.precision import LOSS
-from mp_agent.plan.formats import NumberFormat
+from mp_agent.plan.precision_plan import NumberFormat
 
 
 class NotReplayed(Exception):

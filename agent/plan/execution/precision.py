@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mp_agent.plan.execution.errors import floating, mapped
-from mp_agent.plan.formats import (
+from mp_agent.plan.precision_plan import (
     BF16,
     FP8_E4M3,
     FP8_E5M2,
@@ -20,8 +20,8 @@ from mp_agent.plan.formats import (
     TF32,
     Candidate,
     NumberFormat,
+    is_within,
 )
-from mp_agent.plan.precision_plan import is_within
 
 KEPT = "mp_agent_kept"
 """Marks nodes of the autograd graph whose products are not rounded."""

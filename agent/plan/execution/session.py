@@ -23,7 +23,7 @@ from mp_agent.plan.execution.errors import error_between, floating, tensors_of
 from mp_agent.plan.execution.lockstep import CANDIDATE, REFERENCE, Lockstep
 from mp_agent.plan.execution.observer import MeasuredCall, Observer
 from mp_agent.plan.execution.precision import Precision
-from mp_agent.plan.formats import Candidate, NumberFormat
+from mp_agent.plan.precision_plan import Candidate, NumberFormat
 
 DtypeOf = Callable[[str], "torch.dtype"]
 """Returns the dtype of a module's floating-point parameters and buffers, by its name."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from mp_agent.plan.precision_plan import AUTOCAST, DEFAULT_BETA2, Environment, PrecisionPlan
-from mp_agent.report.document import plain, written
+from mp_agent.report.content import plain, written
 
 LOSS = "(loss)"
 """What the comparison calls the loss function among the modules to keep in FP32."""

@@ -9,7 +9,7 @@ from mp_agent.plan.comparison.model import CandidateComparison
 from mp_agent.plan.execution.calls import Task
 from mp_agent.plan.execution.session import run_alone
 from mp_agent.plan.execution.training import Workload
-from mp_agent.plan.formats import BY_NAME
+from mp_agent.plan.precision_plan import BY_NAME
 from mp_agent.plan.recommendation.choose import LOST_MAX, ExponentCounts, initial_scale, kept_ratio
 from mp_agent.plan.recommendation.model import MatrixProduct
 from mp_agent.plan.recommendation.steps import MeasuredGradients

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mp_agent.errors import SettingError
+from mp_agent.inputs.files import as_utf8
 from mp_agent.probe import accelerator
 from mp_agent.probe.instruments.instrument import Instrument, ScaledOptimizer
 from mp_agent.probe.isolation import computed, has_memory
@@ -23,7 +24,6 @@ from mp_agent.records.tensor_collections import (
     encode_collections,
     make_collection,
 )
-from mp_agent.records.text import as_utf8
 
 _BINS = len(TENSOR_EXPONENTS)
 _LANES = 64

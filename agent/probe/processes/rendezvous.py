@@ -18,8 +18,9 @@ from typing import TypeVar
 import msgspec
 
 from mp_agent.errors import RingError
+from mp_agent.inputs import addresses
 from mp_agent.probe.processes.launchers import Store, connect, is_listened_on
-from mp_agent.ring import address, locations
+from mp_agent.ring import locations
 from mp_agent.ring.files import open_standard_streams
 from mp_agent.ring.reader import RingReader
 from mp_agent.ring.run_files import RootNote, is_base_url, read_root_note, write_root_note
@@ -68,7 +69,7 @@ class Rendezvous:
         self._host = os.environ.get("MASTER_ADDR", "")
         self._note = RootNote(
             asked_by_unix_ns=self._identity.created_unix_ns,
-            address=address.address_toward(self._host) if self._host else "",
+            address=addresses.address_toward(self._host) if self._host else "",
         )
 
     def meet(self) -> None:
@@ -87,7 +88,7 @@ class Rendezvous:
         if not host or not port.isdigit():
             raise _NoAnswer("MASTER_ADDR and MASTER_PORT are not set")
         what = f"no store answers at {host}, port {port}"
-        if address.is_local(host):
+        if addresses.is_local(host):
             # Connecting to a free port of this machine could occupy it: TCP may choose that
             # very port for the client, which is then connected to itself.
             self._await(lambda: is_listened_on(int(port)), what)
@@ -119,7 +120,7 @@ class Rendezvous:
         if status is None or not status.port or not locations.agent_running(self._run_dir):
             return ""
         host = status.advertise or self._note.address
-        return address.base_url(host, status.port, tls=_speaks_tls(status)) if host else ""
+        return addresses.base_url(host, status.port, tls=_speaks_tls(status)) if host else ""
 
     def _follow(self, store: Store) -> None:
         """Write the answer down, and again if a newer one comes soon."""
@@ -175,7 +176,7 @@ class Rendezvous:
             return
         # The nodes of a job have the same settings: what this one speaks, the root speaks.
         tls = _speaks_tls(locations.read_status(self._run_dir))
-        url = address.base_url(self._host, address.DEFAULT_PORT, tls=tls) if self._host else ""
+        url = addresses.base_url(self._host, addresses.DEFAULT_PORT, tls=tls) if self._host else ""
         write_root_note(self._run_dir, replace(self._note, url=url, problem=problem))
 
 

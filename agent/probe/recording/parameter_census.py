@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from mp_agent.inputs.files import as_utf8
 from mp_agent.probe import accelerator
 from mp_agent.probe.accelerator import HostCopy
 from mp_agent.probe.instruments.activation_modules import (
@@ -27,7 +28,6 @@ from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.probe.step.measurement import few_elements
 from mp_agent.records.columns import CUT_OFF_PARAMETERS, PARTED_PARAMETERS, UNHELD_PARAMETERS
 from mp_agent.records.schema import CUT_OFF, PARTED, UNHELD
-from mp_agent.records.text import as_utf8
 from mp_agent.ring.interruptions import pass_on
 
 _LOOKS_APART_STEPS = 32

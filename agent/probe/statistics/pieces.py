@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mp_agent.records.algebra import Algebra, FloatArray
 from mp_agent.records.columns import (
     GRADIENT_COLUMNS,
     GRADIENTS,
@@ -27,6 +26,7 @@ from mp_agent.records.columns import (
     Tier,
     Unscaling,
 )
+from mp_agent.records.columns.column import Algebra, FloatArray
 
 
 def stored_values(gradient: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from mp_agent.records.algebra import Algebra
-from mp_agent.records.columns.column import Column, ColumnFamily, Tier, Unscaling, sampled
+from mp_agent.records.columns.column import Algebra, Column, ColumnFamily, Tier, Unscaling, sampled
 
 
 def _gradient(

@@ -1,7 +1,6 @@
 """Families of what is measured on request, from activations to log-probabilities."""
 
-from mp_agent.records.algebra import Algebra
-from mp_agent.records.columns.column import Column, ColumnFamily, sampled
+from mp_agent.records.columns.column import Algebra, Column, ColumnFamily, sampled
 
 ACTIVATIONS = ColumnFamily(
     name="activations",

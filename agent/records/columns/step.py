@@ -1,7 +1,6 @@
 """What a rank knows of a step as a whole."""
 
-from mp_agent.records.algebra import Algebra
-from mp_agent.records.columns.column import Column
+from mp_agent.records.columns.column import Algebra, Column
 
 GRADIENT_FACTOR = "gradient_factor"
 GRADIENTS_REPLACED = "gradients_replaced"

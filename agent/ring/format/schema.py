@@ -9,8 +9,8 @@ from zlib import crc32
 import msgspec
 
 from mp_agent.errors import RingError
+from mp_agent.inputs.files import as_utf8
 from mp_agent.records.schema import FamilyColumns, Layer, RankIdentity, Schema, Share
-from mp_agent.records.text import as_utf8
 from mp_agent.ring.format.layout import (
     CHECKSUM_BYTES,
     FAMILIES_MAX,

@@ -4,7 +4,7 @@ from grafana.panel import Column, Panel, Query, Row, View
 from grafana.queries import RUN, by_run, chosen, recorded, series
 from grafana.style import ANY_IS_NOTABLE
 from mp_agent.alerting.conditions.agent import TELEMETRY_DEGRADED
-from mp_agent.alerting.rules.rule_file import AGENT_TROUBLES
+from mp_agent.alerting.rules import AGENT_TROUBLES
 
 _NODE = ("node_rank",)
 _NODES_SHOWN = 20

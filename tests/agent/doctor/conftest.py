@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mp_agent.doctor.checks import MACHINE_CHECKS, PROMETHEUS_CHECKS
+from mp_agent.doctor.command import MACHINE_CHECKS, PROMETHEUS_CHECKS
 from mp_agent.doctor.machine import CheckResult, CheckStatus, Machine
 from mp_agent.ring import locations
 from mp_agent.settings import Settings

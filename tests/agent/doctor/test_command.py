@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mp_agent.cli import main
-from mp_agent.doctor import checks
-from mp_agent.doctor.checks import MACHINE_CHECKS, PROMETHEUS_CHECKS, Check, examine
+from mp_agent.doctor import command
+from mp_agent.doctor.command import MACHINE_CHECKS, PROMETHEUS_CHECKS, Check, examine
 from mp_agent.doctor.machine import CheckStatus, Machine, ok
 from mp_agent.settings import Settings
 
@@ -27,7 +27,7 @@ def doctor(settings: Settings, *arguments: str, **variables: str) -> Result:
 def on_tmpfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text("none / tmpfs rw 0 0\n")
-    monkeypatch.setattr("mp_agent.doctor.checks.runs._MOUNTS", mounts)
+    monkeypatch.setattr("mp_agent.doctor.runs._MOUNTS", mounts)
 
 
 @pytest.mark.usefixtures("on_tmpfs")
@@ -94,7 +94,7 @@ def test_a_check_that_fails_stops_no_other(
 
     broken = Check("broken", "?", fails)  # type: ignore[arg-type]
     fine = Check("fine", "?", lambda machine: [ok("fine")])
-    monkeypatch.setattr(checks, "MACHINE_CHECKS", (broken, fine))
+    monkeypatch.setattr(command, "MACHINE_CHECKS", (broken, fine))
     (_, first), (_, second) = examine(Machine(settings))
     assert first[0].verdict is CheckStatus.UNKNOWN
     assert "RuntimeError: broken" in first[0].text

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mp_agent.flight.postmortem.diagnosis import Causes
-from mp_agent.flight.report.document import as_dict
+from mp_agent.flight.report import as_dict
 from tests.agent.flight.analyses import exploding
 from tests.agent.flight.builders import make_node_record
 from tests.agent.flight.record.test_archive import written

@@ -153,7 +153,7 @@ def test_an_answer_without_end_is_bounded_in_size_and_time(
         return whole(*arguments, **{**options, "seconds": min(options["seconds"], 1.0)})
 
     monkeypatch.setattr("mp_agent.inputs.http.send", impatient)
-    monkeypatch.setattr("mp_agent.doctor.fetch.send", impatient)
+    monkeypatch.setattr("mp_agent.doctor.machine.send", impatient)
     with serving(send) as (_, port):
         result = called(command, f"http://127.0.0.1:{port}", tmp_path)
     assert result.exit_code == (1 if command == "doctor" else 2)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mp_agent.doctor.checks import export, runs
+from mp_agent.doctor import export, runs
 from mp_agent.doctor.machine import CheckStatus, Machine
 from mp_agent.node.leftovers import clear_leftovers
 from mp_agent.ring import locations

@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-from mp_agent.plan.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, NumberFormat
+from mp_agent.plan.precision_plan import BF16, FP8_E4M3, FP8_E5M2, FP16, NumberFormat
 
 _BITS = {
     FP16: (torch.float16, torch.int16),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mp_agent.errors import CompareError
-from mp_agent.plan.formats import (
+from mp_agent.plan.precision_plan import (
     BF16,
     BY_NAME,
     FP8_E4M3,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mp_agent.report.document import picked, plain, written
+from mp_agent.report.content import picked, plain, written
 
 
 class Kind(Enum):

@@ -6,7 +6,7 @@ from click.testing import CliRunner, Result
 
 from mp_agent.alerting.alertmanager import MESSAGES
 from mp_agent.alerting.alertmanager.command import alertmanager_command
-from mp_agent.alerting.rules.rule_file import rendered_files
+from mp_agent.alerting.rules import rendered_files
 
 
 def _run(*arguments: str) -> Result:

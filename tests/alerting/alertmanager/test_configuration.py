@@ -16,7 +16,7 @@ from mp_agent.alerting.alertmanager import (
     render_alertmanager,
 )
 from mp_agent.alerting.alertmanager.channels import Channel, Site
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.errors import SettingError
 
 _SETS = [

@@ -8,7 +8,7 @@ from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.descriptions import plain_text
 from mp_agent.alerting.detector.detector import Detector, Finding
 from mp_agent.alerting.detector.readings import Reading
-from mp_agent.alerting.expressions.promql import label_text
+from mp_agent.alerting.promql import label_text
 from mp_agent.alerting.values import Values
 from tests.alerting.examples.example import RUN, TARGET, Example, Value
 from tests.alerting.promtool import _samples, _tracks

@@ -12,17 +12,8 @@ from mp_agent.alerting.conditions.loss import LOSS_SPIKE
 from mp_agent.alerting.detector import detector as module
 from mp_agent.alerting.detector.detector import Detector
 from mp_agent.alerting.durations import Duration, duration
-from mp_agent.alerting.expressions.terms import (
-    Compare,
-    Count,
-    Number,
-    Predicate,
-    Series,
-    Signal,
-    all_of,
-)
-from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.values import values_in_force
+from mp_agent.alerting.expressions import Compare, Count, Number, Predicate, Series, Signal, all_of
+from mp_agent.alerting.values import Severity, values_in_force
 from mp_agent.catalog.metrics import run, training
 
 LOSS = run.LOSS.prometheus_name

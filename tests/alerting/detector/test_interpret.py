@@ -15,8 +15,7 @@ from mp_agent.alerting.detector.interpret import Interpreter, uninterpreted
 from mp_agent.alerting.detector.readings import Key, Readings
 from mp_agent.alerting.detector.vectors import Moment
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions.promql import promql
-from mp_agent.alerting.expressions.terms import (
+from mp_agent.alerting.expressions import (
     Arithmetic,
     Compare,
     Count,
@@ -34,6 +33,7 @@ from mp_agent.alerting.expressions.terms import (
     limit,
     unless,
 )
+from mp_agent.alerting.promql import promql
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.metrics import agent, run, training
 from mp_agent.errors import CatalogError

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mp_agent.alerting.conditions import CONDITIONS, GROUPS
-from mp_agent.alerting.expressions.terms import limit
-from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
+from mp_agent.alerting.expressions import limit
+from mp_agent.alerting.rules import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.metrics import gradients, run, training
 from tests.alerting.detector.replay import Alert, Tracks, replay, tracks_of

@@ -1,6 +1,6 @@
 """Examples of alerts on activations: near overflow, growing logits, FP8 and routers."""
 
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import activations, attention, fp8, routers
 from tests.alerting.examples.example import Example, Examples, Track, flat
 

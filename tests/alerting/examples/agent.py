@@ -1,6 +1,6 @@
 """Examples of alerts on the agents themselves."""
 
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metric import Metric
 from mp_agent.catalog.metrics import agent
 from mp_agent.catalog.metrics import run as run_metrics

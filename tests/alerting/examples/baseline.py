@@ -1,6 +1,6 @@
 """Examples of alerts on runs that differ from the good runs of their baseline."""
 
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import baseline
 from tests.alerting.examples.example import Example, Examples, Track, flat
 

@@ -1,6 +1,6 @@
 """Examples of alerts on batches that repeat or have a single row, and on odd losses of a rank."""
 
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import batches, ranks, run
 from tests.alerting.examples.example import Example, Examples, Track, flat
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mp_agent.alerting.expressions.terms import Limit
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.expressions import Limit
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metric import Metric
 from mp_agent.errors import CatalogError
 

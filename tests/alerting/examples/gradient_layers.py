@@ -5,7 +5,7 @@ from mp_agent.alerting.conditions.gradient_layers import (
     _NAMES,
     _NOTHING_TRAINED_TEXT,
 )
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import gradient_layers, training
 from tests.alerting.examples.example import Example, Examples, Track, Value, flat, ramp
 

@@ -8,8 +8,8 @@ from mp_agent.alerting.conditions.gradient_size import (
     _description,
     describe,
 )
-from mp_agent.alerting.expressions.terms import Limit
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.expressions import Limit
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import distribution, gradient_layers, gradients, run, training
 from mp_agent.catalog.thresholds import resolve
 from tests.alerting.examples.example import Example, Examples, Track, Value, flat, ramp

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mp_agent.alerting.expressions.terms import Limit, limit
+from mp_agent.alerting.expressions import Limit, limit
 from mp_agent.catalog.metric import Metric
 from mp_agent.catalog.metrics import (
     activations,

@@ -1,6 +1,6 @@
 """Examples of alerts on levels of the loss and the gradient norm that change early in a run."""
 
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import gradient_layers, run, training
 from tests.alerting.examples.example import Example, Examples, Track, flat
 

@@ -1,6 +1,6 @@
 """Examples of alerts on the order of a training loop's calls, on modes, and on autocast."""
 
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import training
 from tests.alerting.examples.example import Example, Examples, Track, Value, flat
 

@@ -1,7 +1,7 @@
 """Examples of alerts on the loss and the learning rate."""
 
 from mp_agent.alerting.conditions.loss import _LOST_TEXT
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import run, training
 from tests.alerting.examples.example import Example, Examples, Track, flat, ramp
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from mp_agent.alerting.conditions.loss_scale import _DESCRIPTION, _description
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import training
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.loss_scale import LossScaleTracker

@@ -1,6 +1,6 @@
 """Examples of alerts on NaN and Inf."""
 
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import activations, gradient_layers, gradients, run, training
 from tests.alerting.examples.example import Example, Examples, Track, Value, flat, ramp
 

@@ -1,6 +1,6 @@
 """Examples of alerts on what the optimizer makes of gradients."""
 
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metric import Metric
 from mp_agent.catalog.metrics import gradient_layers, optimizer
 from tests.alerting.examples.example import Example, Examples, Track, Value, flat, ramp

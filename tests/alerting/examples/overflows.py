@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from mp_agent.alerting.conditions.overflows import _description
-from mp_agent.alerting.expressions.terms import limit
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.expressions import limit
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import training
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.loss_scale import OverflowShares

@@ -1,6 +1,6 @@
 """Examples of alerts on ranks that differ: replicas that part, ranks that lag or stall."""
 
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import gradient_layers, ranks, run
 from tests.alerting.examples.example import Example, Examples, Track, Value, flat, ramp
 

@@ -1,6 +1,6 @@
 """What happens to runs every day: nothing of it may fire anything but what the example names."""
 
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import run, training
 from tests.alerting.examples.example import Example, Track, Value, flat, ramp
 

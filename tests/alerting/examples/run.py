@@ -7,7 +7,7 @@ from mp_agent.alerting.conditions.run import (
     _description,
 )
 from mp_agent.alerting.durations import Duration
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import agent, ranks, run
 from tests.alerting.examples.example import Example, Examples, Track, Value, flat, ramp
 

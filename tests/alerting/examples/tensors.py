@@ -5,8 +5,8 @@ from mp_agent.alerting.conditions.tensors import (
     _HIGH,
     _described,
 )
-from mp_agent.alerting.expressions.terms import Limit
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.expressions import Limit
+from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import reinforcement, tensors
 from tests.alerting.examples.example import Example, Examples, Track, flat, ramp
 

@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions.promql import number_text, promql, quoted
-from mp_agent.alerting.expressions.terms import (
+from mp_agent.alerting.expressions import (
     Compare,
     Count,
     Either,
@@ -26,6 +25,7 @@ from mp_agent.alerting.expressions.terms import (
     unless,
     walk,
 )
+from mp_agent.alerting.promql import number_text, promql, quoted
 from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.metrics import agent, gradients, run, training
 from mp_agent.errors import CatalogError

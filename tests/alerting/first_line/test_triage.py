@@ -11,9 +11,8 @@ import yaml
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.conditions.nonfinite import LOSS_NONFINITE
 from mp_agent.alerting.first_line import ROLL_BACK, Triage, headline
-from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
-from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.values import values_in_force
+from mp_agent.alerting.rules import RULES_FILE, render_rules
+from mp_agent.alerting.values import Severity, values_in_force
 from mp_agent.catalog.metrics import run
 from tests.alerting.examples.catalog import examples_of
 from tests.alerting.promtool import render_tests, unit_test

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from math import isfinite, isnan
 from pathlib import Path
 
-from mp_agent.alerting.expressions.promql import number_text, quoted
-from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
-from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.values import values_in_force
+from mp_agent.alerting.promql import number_text, quoted
+from mp_agent.alerting.rules import RULES_FILE, render_rules
+from mp_agent.alerting.values import Severity, values_in_force
 from tests.alerting.noise.events import Scenario
 from tests.alerting.noise.replay import SCRAPE_SECONDS, Recording, Series
 from tests.alerting.promtool import unit_test

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
+from mp_agent.alerting.rules import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
 from tests.alerting.noise.events import Scenario
 from tests.alerting.noise.faults import FAULTS

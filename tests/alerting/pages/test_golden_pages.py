@@ -11,7 +11,7 @@ import pytest
 from mp_agent.alerting.alertmanager.configuration import CAUSES_FIRST
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.first_line import headline
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from tests.alerting.pages.delivery import deliver
 from tests.alerting.pages.faults import NAMES, Fired
 from tests.alerting.pages.golden import GOLDEN, pages

@@ -14,8 +14,8 @@ from mp_agent.alerting.conditions import GROUPS
 from mp_agent.alerting.conditions.gradient_size import GRADIENT_EXPLOSION
 from mp_agent.alerting.conditions.nonfinite import NONFINITE_UPDATE
 from mp_agent.alerting.conditions.run import RUN_FAILED
-from mp_agent.alerting.expressions.promql import quoted
-from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
+from mp_agent.alerting.promql import quoted
+from mp_agent.alerting.rules import RULES_FILE, render_rules
 from mp_agent.alerting.values import Values, values_in_force
 from tests.alerting.examples.catalog import examples_of
 from tests.alerting.examples.example import Value

@@ -8,12 +8,7 @@ import pytest
 import yaml
 
 from grafana.boards import BOARDS
-from mp_agent.alerting.rules.rule_file import (
-    AGENT_TROUBLES,
-    RANK_RECORDS,
-    rank_recordings,
-    render_rules,
-)
+from mp_agent.alerting.rules import AGENT_TROUBLES, RANK_RECORDS, rank_recordings, render_rules
 from mp_agent.alerting.values import values_in_force
 
 _RUN = 'cluster="c",namespace="n",job="j",run="llama"'

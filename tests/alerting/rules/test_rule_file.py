@@ -6,14 +6,8 @@ import pytest
 import yaml
 
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.rules.rule_file import (
-    RANK_RECORDS,
-    RULES_FILE,
-    render_rules,
-    rendered_files,
-)
-from mp_agent.alerting.severity import Severity
-from mp_agent.alerting.values import MarkedValues, values_in_force
+from mp_agent.alerting.rules import RANK_RECORDS, RULES_FILE, render_rules, rendered_files
+from mp_agent.alerting.values import MarkedValues, Severity, values_in_force
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from tests.every import for_every
 

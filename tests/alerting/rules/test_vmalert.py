@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.alerting.rules.rule_file import RULES_FILE, render_rules
+from mp_agent.alerting.rules import RULES_FILE, render_rules
 from mp_agent.alerting.values import values_in_force
 
 _RENDERED = Path(__file__).parents[3] / "alerting" / "rendered" / RULES_FILE

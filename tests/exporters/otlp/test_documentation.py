@@ -9,8 +9,7 @@ import yaml
 from opentelemetry.sdk import environment_variables
 
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
-from mp_agent.exporters.otlp import environment, service, signal_pusher
-from mp_agent.exporters.otlp.conversion import events
+from mp_agent.exporters.otlp import environment, events, service, signal_pusher
 from mp_agent.settings import Settings
 
 TEXT = (Path(__file__).parents[3] / "docs" / "otlp.md").read_text(encoding="utf-8")

@@ -5,9 +5,8 @@ import os
 
 import pytest
 
-from mp_agent.exporters.otlp.conversion.events import instance_id
 from mp_agent.exporters.otlp.environment import LOGGERS
-from tests.exporters.otlp.conversion.test_metrics_data import many_layers
+from mp_agent.exporters.otlp.events import instance_id
 from tests.exporters.otlp.samples import (
     BORN_UNIX_NS,
     event,
@@ -16,6 +15,7 @@ from tests.exporters.otlp.samples import (
     steps,
 )
 from tests.exporters.otlp.service_loop import started
+from tests.exporters.otlp.test_metrics_data import many_layers
 from tests.exporters.otlp.test_parity import scraped
 from tests.exporters.otlp.translation import attributes_of, labels, stored
 

@@ -3,7 +3,7 @@
 import threading
 
 from mp_agent.exporters.otlp import signal_pusher
-from mp_agent.exporters.otlp.transport.client import Client
+from mp_agent.exporters.otlp.client import Client
 from tests.waiting import wait_until
 
 

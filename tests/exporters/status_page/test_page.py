@@ -4,8 +4,7 @@ import base64
 import hashlib
 import re
 
-from mp_agent.exporters.status_page.page import status_page
-from mp_agent.exporters.status_page.report import snapshot_report
+from mp_agent.exporters.status_page.report import snapshot_report, status_page
 from tests.agent.node.series.test_snapshot_builder import export
 from tools.vendor import ASSETS, PACKAGE
 

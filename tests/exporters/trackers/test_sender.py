@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.exporters.trackers.client import TrackedRun
-from mp_agent.exporters.trackers.sender import (
+from mp_agent.exporters.trackers.client import (
     WAITING_MAX,
     Entry,
+    TrackedRun,
     TrackerSender,
     go_direct_to_this_machine,
 )

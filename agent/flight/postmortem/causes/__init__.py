@@ -6,8 +6,7 @@ from mp_agent.flight.postmortem.case import Case
 from mp_agent.flight.postmortem.causes.alerts import alerts
 from mp_agent.flight.postmortem.causes.ends import ends
 from mp_agent.flight.postmortem.causes.nonfinite import gpu_errors, nonfinite
-from mp_agent.flight.postmortem.causes.outliers import one_rank, unusual_batch
-from mp_agent.flight.postmortem.causes.ranks import own_nan
+from mp_agent.flight.postmortem.causes.ranks import one_rank, own_nan, unusual_batch
 from mp_agent.flight.postmortem.diagnosis import Diagnosis
 
 DETECTORS: tuple[Callable[[Case], Iterator[Diagnosis]], ...] = (

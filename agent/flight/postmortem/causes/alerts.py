@@ -5,7 +5,7 @@ from itertools import takewhile
 from statistics import median
 
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.severity import Severity
+from mp_agent.alerting.values import Severity
 from mp_agent.flight.postmortem.case import Case, norm_of
 from mp_agent.flight.postmortem.causes.nonfinite import OF_THE_ORIGIN
 from mp_agent.flight.postmortem.causes.ranks import apart, apart_begin, not_reduced

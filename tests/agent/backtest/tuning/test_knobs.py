@@ -4,7 +4,7 @@ import pytest
 
 from mp_agent.alerting.backtesting import Knob
 from mp_agent.alerting.values import values_in_force
-from mp_agent.backtest.tuning.search import KNOBS, can_be_had, stricter
+from mp_agent.backtest.tuning import KNOBS, can_be_had, stricter
 from mp_agent.catalog.thresholds import BY_NAME, DEFAULTS
 
 

@@ -7,7 +7,7 @@ import pytest
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.flight.postmortem.analysis import remedies_for
 from mp_agent.flight.postmortem.diagnosis import ALERTING, Causes
-from mp_agent.flight.report.text import verdict
+from mp_agent.flight.report import verdict
 from tests.agent.flight.analyses import analysis_of
 from tests.agent.flight.builders import calm
 from tests.agent.node.builders import merged_step

@@ -7,7 +7,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
-from mp_agent.flight.report.page import as_html
+from mp_agent.flight.report_page import as_html
 from tests.agent.flight.analyses import EVIL, analysis_of
 from tests.agent.flight.builders import calm, overflow
 

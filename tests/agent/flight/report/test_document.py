@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mp_agent.flight.report.document import as_dict, as_json
+from mp_agent.flight.report import as_dict, as_json
 from tests.agent.flight.analyses import EVIL, analysis_of, exploding
 from tests.agent.flight.builders import calm
 from tests.agent.node.builders import merged_step

@@ -1,7 +1,7 @@
 """Bars of layers: their lengths, and what stands behind them."""
 
 from mp_agent.flight.postmortem.analysis import LayerSummary
-from mp_agent.flight.report.page import layer_bars
+from mp_agent.flight.report_page import layer_bars
 
 
 def summary(name: str, norm: float = 0.0, nonfinite: float = 0.0) -> LayerSummary:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mp_agent.flight.report.page import as_html, plots_of
+from mp_agent.flight.report_page import as_html, plots_of
 from tests.agent.flight.analyses import EVIL, analysis_of, exploding
 from tests.agent.flight.builders import calm
 

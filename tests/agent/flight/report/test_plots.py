@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mp_agent.flight.report.page import LANES_MAX, plots_of
+from mp_agent.flight.report_page import LANES_MAX, plots_of
 from mp_agent.report.content import Plot, Plots, Values
 from tests.agent.flight.analyses import analysis_of, exploding
 from tests.agent.flight.builders import calm, overflow

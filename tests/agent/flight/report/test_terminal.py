@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from mp_agent.flight.report.text import print_analysis
+from mp_agent.flight.report import print_analysis
 from tests.agent.flight.analyses import analysis_of, exploding
 from tests.agent.flight.builders import calm
 

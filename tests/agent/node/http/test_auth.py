@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from mp_agent.errors import SettingError
+from mp_agent.node.endpoint import client_tls, server_tls
 from mp_agent.node.http.auth import access, basic_auth
-from mp_agent.node.tls import client_tls, server_tls
 from mp_agent.settings import Settings
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.links import runbook_url
-from mp_agent.node.http.runbooks import runbook_routes
 from mp_agent.node.http.server import Exposure, MetricsServer
+from mp_agent.node.http.status import runbook_routes
 from mp_agent.settings import Settings
 from tests.exporters.otlp.samples import everything
 

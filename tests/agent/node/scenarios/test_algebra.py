@@ -18,9 +18,9 @@ from mp_agent.node.series.layer_budget import union
 from mp_agent.probe.statistics import pieces as kernel_table
 from mp_agent.probe.statistics.pieces import stretches_of
 from mp_agent.records import columns
-from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import GRADIENT_COLUMN_NAMES, GRADIENTS, Column, Tier
 from mp_agent.records.columns import STEP_COLUMNS_BY_NAME as STEP_COLUMNS
+from mp_agent.records.columns.column import Algebra
 from mp_agent.records.schema import Share
 from mp_agent.records.views import LayerView
 from tests.agent.node.builders import gradient_row, make_record, make_schema, rank_layers, rank_step

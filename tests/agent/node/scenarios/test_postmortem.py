@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mp_agent.flight.record.store import newest_report
-from mp_agent.node.run.child import Child, Ended, start_child
+from mp_agent.node.children import Child, Ended, start_child
 from mp_agent.ring.run_files import read_conditions
 from tests.agent.node.agent_process import get, wait_for_status
 from tests.waiting import wait_until

@@ -16,8 +16,8 @@ from mp_agent.flight.record.archive import read_archive, write_archive
 from mp_agent.node.cluster.root import MergedTable, RootMerger
 from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.merge.node_steps import RankStep
-from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import FAMILIES, GRADIENTS, Column, ColumnFamily, Tier
+from mp_agent.records.columns.column import Algebra
 from mp_agent.records.flight import RankLog, Segment
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.schema import Layer, Schema, Share, family_columns

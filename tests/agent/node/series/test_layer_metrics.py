@@ -12,7 +12,6 @@ from mp_agent.node.series.snapshot_builder import (
     SnapshotBuilder,
     giving_way,
 )
-from mp_agent.records.algebra import Algebra
 from mp_agent.records.columns import (
     FAMILIES,
     GRADIENTS,
@@ -22,6 +21,7 @@ from mp_agent.records.columns import (
     Column,
     ColumnFamily,
 )
+from mp_agent.records.columns.column import Algebra
 from mp_agent.records.columns.gradients import FEW_WEIGHTS, STATE
 from mp_agent.records.columns.gradients import WEIGHTS as COMPARED
 from mp_agent.records.views import LayerView

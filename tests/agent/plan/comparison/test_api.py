@@ -8,7 +8,7 @@ from torch import nn
 import mp_agent
 from mp_agent.plan.comparison.api import SEARCH_TRIALS, compare
 from mp_agent.plan.comparison.model import TOLERANCE
-from mp_agent.plan.formats import DEFAULT_NAMES
+from mp_agent.plan.precision_plan import DEFAULT_NAMES
 from tests.agent.plan.comparison.planted import batch, chain
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mp_agent.plan.execution.errors import error_between, relative_error, ulps
-from mp_agent.plan.formats import BF16, FP8_E4M3, FP16, FP32, FP64
+from mp_agent.plan.precision_plan import BF16, FP8_E4M3, FP16, FP32, FP64
 from tests.agent.plan.formats_reference import SMALL, step_at
 
 HUGE, TINY = 1.7e308, 5e-324

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mp_agent.plan.execution.precision import RoundedOperands, rounded
-from mp_agent.plan.formats import FP8_E4M3, FP8_E5M2, TF32
+from mp_agent.plan.precision_plan import FP8_E4M3, FP8_E5M2, TF32
 from tests.agent.plan.formats_reference import nearest
 
 

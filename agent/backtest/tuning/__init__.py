@@ -1,1 +1,0 @@
-"""Proposes thresholds from runs that the user calls healthy, and writes them as settings."""

@@ -1,1 +1,0 @@
-"""An analysis for its readers: in the terminal, as an HTML page, and as JSON."""

@@ -1,1 +1,0 @@
-"""What a condition looks at: signals and predicates over metrics, as plain data and as PromQL."""

@@ -1,1 +1,0 @@
-"""`mp-agent rules`: the Prometheus rule file and its unit tests, from the conditions catalog."""

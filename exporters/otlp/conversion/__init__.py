@@ -1,1 +1,0 @@
-"""Converts snapshots and condition events to OpenTelemetry metrics data, log records and spans."""

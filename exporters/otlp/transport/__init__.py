@@ -1,1 +1,0 @@
-"""Sends requests by the official exporters, over HTTP or gRPC, and detects what is refused."""
