@@ -1,6 +1,5 @@
 """What a runbook says about an alert, and the panels that it shows."""
 
-import re
 from dataclasses import dataclass
 
 from mp_agent.errors import CatalogError
@@ -46,11 +45,6 @@ class Guidance:
                 raise CatalogError(f"{text!r} is not a complete sentence")
         if f'run="{RUN_MARK}"' not in self.query:
             raise CatalogError(f"{self.query!r} is not of one run")
-
-    @property
-    def metric_names(self) -> frozenset[str]:
-        """The metrics that the query names."""
-        return frozenset(re.findall(r"\bmp_agent_\w+", self.query))
 
 
 def _of(board: str, number: int, title: str) -> Panel:

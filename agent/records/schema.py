@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from mp_agent.records.columns import FAMILIES, GRADIENTS, ColumnFamily
+from mp_agent.records.columns import FAMILIES, ColumnFamily
 
 Text = Annotated[str, Meta(max_length=4096)]
 
@@ -110,11 +110,6 @@ class Schema:
     def columns(self, family: str) -> tuple[str, ...]:
         """Return the columns of a family; none if the rows have nothing of it."""
         return next((found.columns for found in self.families if found.name == family), ())
-
-    @property
-    def gradient_columns(self) -> tuple[str, ...]:
-        """The columns of the gradients."""
-        return self.columns(GRADIENTS.name)
 
     @property
     def parameter_shares(self) -> int:

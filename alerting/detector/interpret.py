@@ -37,11 +37,9 @@ from mp_agent.alerting.expressions import (
     Length,
     Limit,
     Number,
-    Predicate,
     Recorded,
     Seen,
     Series,
-    Signal,
     Silent,
     Unreachable,
 )
@@ -64,7 +62,7 @@ class Interpreter:
         Raises CatalogError, naming the node, for one that has no interpreter here.
         """
         if expression not in self._known:
-            method = _INTERPRETERS.get(type(expression))
+            method = INTERPRETERS.get(type(expression))
             if method is None:
                 raise CatalogError(f"{type(expression).__name__} has no interpreter")
             interpreted = method(self, expression)
@@ -329,7 +327,7 @@ class Interpreter:
         return sum(self._values.seconds[length.name] for length in durations)
 
 
-_INTERPRETERS: Mapping[type[Expression], Callable[[Interpreter, Any], Interpreted]] = {
+INTERPRETERS: Mapping[type[Expression], Callable[[Interpreter, Any], Interpreted]] = {
     Arithmetic: Interpreter._arithmetic,
     AtTarget: Interpreter._at_target,
     Compare: Interpreter._compare,
@@ -346,13 +344,6 @@ _INTERPRETERS: Mapping[type[Expression], Callable[[Interpreter, Any], Interprete
     Silent: Interpreter._silent,
     Unreachable: Interpreter._unreachable,
 }
-
-
-def uninterpreted() -> list[str]:
-    """Return the names of node types that have no interpreter."""
-    names = {kind.__name__ for kind in _INTERPRETERS}
-    kinds = {kind.__name__ for base in (Signal, Predicate) for kind in base.__subclasses__()}
-    return sorted(kinds - names)
 
 
 def _since_birth(window: Window) -> float:

@@ -266,7 +266,6 @@ _BINARY = re.compile(
     r"|(\w+\.)*(BCEWithLogitsLoss|MultiLabelSoftMarginLoss))$"
 )
 _NEGATIVE_LIKELIHOOD = re.compile(r"^torch\.nn\.(functional\.nll_loss|(\w+\.)*NLLLoss)$")
-_TAKES = "softmax, sigmoid"
 
 
 def _find_activation_before_loss(trace: Trace) -> Iterator[Problem]:

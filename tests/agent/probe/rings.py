@@ -60,7 +60,7 @@ class RingContents:
     def gradients(self, index: int, share: int = 0) -> Mapping[str, float]:
         """The gradient columns of one record's share."""
         row = self.records[index].gradients[share].tolist()
-        return dict(zip(self.schema.gradient_columns, row, strict=True))
+        return dict(zip(self.schema.columns("gradients"), row, strict=True))
 
     def rows(self, family: ColumnFamily) -> dict[int, dict[str, dict[str, float]]]:
         """The observed columns of a family, by step and by those layers that have any."""

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from mp_agent.errors import ReportError
 from mp_agent.node.merge.node_steps import RankStep
-from mp_agent.node.merge.step_blocks import expanded
 from mp_agent.records import reports
 from mp_agent.records.reports import (
     NodeReport,
@@ -24,6 +23,7 @@ from mp_agent.records.reports import (
 )
 from mp_agent.records.schema import FamilyColumns, Share
 from tests.agent.node.builders import gradient_row, make_record, make_schema, rank_layers, rank_step
+from tests.agent.node.expanded import expanded
 from tests.agent.node.fleet import SimNode, make_root, push
 
 VALUES = {"loss": 1.5, "compute_seconds": 0.25}

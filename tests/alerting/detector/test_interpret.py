@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mp_agent.alerting.detector.history import RANGE_FUNCTIONS
-from mp_agent.alerting.detector.interpret import Interpreter, uninterpreted
+from mp_agent.alerting.detector.interpret import INTERPRETERS, Interpreter
 from mp_agent.alerting.detector.readings import Key, Readings
 from mp_agent.alerting.detector.vectors import Moment
 from mp_agent.alerting.durations import duration
@@ -24,9 +24,11 @@ from mp_agent.alerting.expressions import (
     Function,
     Length,
     Number,
+    Predicate,
     Recorded,
     Seen,
     Series,
+    Signal,
     Where,
     all_of,
     any_of,
@@ -300,7 +302,8 @@ def test_extremes_between_two_judgements_are_judged():
 
 
 def test_every_node_and_every_function_has_an_interpreter():
-    assert uninterpreted() == []
+    kinds = {kind.__name__ for base in (Signal, Predicate) for kind in base.__subclasses__()}
+    assert kinds <= {kind.__name__ for kind in INTERPRETERS}
     assert set(RANGE_FUNCTIONS) == set(get_args(Function))
 
 

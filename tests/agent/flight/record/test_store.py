@@ -66,9 +66,9 @@ def test_other_nodes_files_are_left_alone(tmp_path):
 def test_what_is_too_large_leaves_out_its_oldest_tables_then_its_oldest_steps(tmp_path):
     record = make_node_record(make_log(segments=(make_segment(100, tables=(10, 20, 30)),)))
     schema = record.ranks[0].segments[0].schema
-    step_bytes = 8 * (len(schema.step_columns) + len(schema.gradient_columns)) + 24
+    step_bytes = 8 * (len(schema.step_columns) + len(schema.columns("gradients"))) + 24
     # Room for all steps, two tables of two layers, and the layers' names.
-    table_bytes = 2 * 8 * len(schema.gradient_columns)
+    table_bytes = 2 * 8 * len(schema.columns("gradients"))
     room = 100 * step_bytes + 2 * table_bytes + 2 * 16 + len("weightbias")
     read = read_archive(write_record(tmp_path, renamed(record, "a"), records_max=9, bytes_max=room))
     assert [table.sequence for table in read.ranks[0].segments[0].tables] == [20, 30]

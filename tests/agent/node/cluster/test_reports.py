@@ -7,7 +7,6 @@ import pytest
 from mp_agent.node.cluster import reports as reporter_module
 from mp_agent.node.cluster.reports import RowQueue, is_troubled, row_bytes
 from mp_agent.node.merge.node_steps import RankStep
-from mp_agent.node.merge.step_blocks import expanded
 from mp_agent.records.columns import GRADIENTS, step_columns
 from mp_agent.records.reports import (
     LayerBlock,
@@ -20,6 +19,7 @@ from mp_agent.records.reports import (
 )
 from tests.agent.node.builders import guarded_step
 from tests.agent.node.cluster.test_root import ddp_step
+from tests.agent.node.expanded import expanded
 from tests.agent.node.fleet import SimNode
 
 

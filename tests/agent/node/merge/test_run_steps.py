@@ -62,7 +62,7 @@ def test_any_layout_of_shards_and_replicas_merges_to_the_whole_tensor(
 
     merged = merge(steps)
 
-    expected = dict(zip(steps[0].schema.gradient_columns, reference_row(whole), strict=True))
+    expected = dict(zip(steps[0].schema.columns("gradients"), reference_row(whole), strict=True))
     found = {name: merged.gradients.get(name, NAN) for name in expected}
     assert found == pytest.approx(expected, rel=1e-12, nan_ok=True)
     assert merged.gradients_complete

@@ -9,11 +9,12 @@ from msgspec.structs import replace
 
 from mp_agent.errors import ReportError
 from mp_agent.node.merge.node_steps import RankStep
-from mp_agent.node.merge.step_blocks import expanded, in_blocks
+from mp_agent.node.merge.step_blocks import in_blocks
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.reports import NodeReport, decode_report, encode_report
 from mp_agent.records.schema import Share
 from tests.agent.node.builders import gradient_row, make_record, rank_step
+from tests.agent.node.expanded import expanded
 from tests.agent.node.fleet import SimNode, make_root, steps_of
 from tests.agent.node.placements import placements, spread
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from mp_agent.node.merge.step_blocks import expanded
 from mp_agent.node.transport.client import PendingReport, unpack
 from mp_agent.records.reports import Receipt, decode_receipt, encode_receipt
 from mp_agent.records.steps import EndReason
 from mp_agent.settings import Settings
+from tests.agent.node.expanded import expanded
 from tests.agent.node.scenarios.two_nodes import Node, Nodes
 from tests.agent.node.shown import shown
 

@@ -293,7 +293,7 @@ def test_the_step_under_way_at_a_crash_reaches_the_ring(tmp_path, death):
     record = reader.open_record()
     assert [step.sequence for step in complete] == [1]
     assert record is not None and record.sequence == 2
-    squares = record.gradients[0][schema.gradient_columns.index("sum_squares")]
+    squares = record.gradients[0][schema.columns("gradients").index("sum_squares")]
     assert squares == pytest.approx(3 * 5.0**2)
     reader.close()
 
