@@ -10,8 +10,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mp_agent.probe.statistics.fused import distribution_kernels, launches
-from mp_agent.probe.statistics.fused import distribution_launches as distribution_launches
+from mp_agent.probe.statistics.fused import distribution_kernels, distribution_launches, launches
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.records.columns import DISTRIBUTION

@@ -13,8 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from mp_agent.probe.statistics.fused import distribution_launches as distribution_launches
-from mp_agent.probe.statistics.fused import launches
+from mp_agent.probe.statistics.fused import distribution_launches, launches
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 
 SHARED_MEMORY_BYTES = 200_000
