@@ -48,6 +48,9 @@ class WatchedOptimizer:
         """Whether its steps are steps of the run."""
         self.scaled = True
         self.managed = False
+        self.searches = False
+        """Whether it has called its closure several times in a step: it may end one without an
+        update, as L-BFGS does once it has converged."""
         self.scalars: dict[str, Scalar] = {}
         """Values of its current step alone, by step column."""
         self.stepped_in_pass = 0

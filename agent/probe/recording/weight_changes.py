@@ -140,6 +140,7 @@ class _Sample:
         guarded = self.step.scalars.get("guard_skip_update", 0.0)
         skipped = self.step.scalars.get("skipped", 0.0)
         moved = self.watched.stepped_in_pass != self.in_pass
+        moved &= not self.watched.searches
         return moved and not guarded and (isinstance(skipped, torch.Tensor) or not skipped)
 
     def is_there(self) -> bool:

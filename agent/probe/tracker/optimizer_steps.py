@@ -103,7 +103,10 @@ class OptimizerSteps:
             return
         thread.in_closure = False
         watched = self._context.registry.of(optimizer)
-        if thread.closure_awaited and watched is not None:
+        if watched is None:
+            return
+        watched.searches |= not thread.closure_awaited
+        if thread.closure_awaited:
             thread.closure_awaited = False
             if thread.closure_made_gradients:
                 self._measuring.measure_for_good(watched)

@@ -856,6 +856,23 @@ def signs() -> Iterator[int]:
         yield step
 
 
+def converged_search() -> Iterator[int]:
+    """L-BFGS, which makes no update once an iteration is to gain less than it tolerates."""
+    model = make_model()
+    optimizer = torch.optim.LBFGS(model.parameters(), tolerance_change=1e-4)
+    inputs, classes = batch(0)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(inputs), classes)
+        loss.backward()
+        return loss
+
+    for step in range(1, STEPS + 1):
+        optimizer.step(closure)
+        yield step
+
+
 def tightly_clipped() -> Iterator[int]:
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -901,6 +918,7 @@ def tightly_clipped() -> Iterator[int]:
         skipped_steps,
         clamped_weights,
         signs,
+        converged_search,
         tightly_clipped,
     ],
 )
