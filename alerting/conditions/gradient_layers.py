@@ -318,8 +318,9 @@ NOTHING_TRAINED = Condition(
     confirm="mp_agent_untrained_steps shows duration and reason; compare mp_agent_loss, "
     "mp_agent_grad_norm and mp_agent_learning_rate.",
     remedies=(
-        "Check the inputs of the loss: labels that are all masked, a detached output, a model "
-        "in inference mode or with all parameters frozen.",
+        "Check the inputs of the loss: labels that are all masked, cross_entropy of a single "
+        "output, which is 0 whatever the output, a detached output, a model in inference mode or "
+        "with all parameters frozen.",
         "If the loss is exactly 0 or the same on every step, check the weights of the last "
         "checkpoint: they may have been damaged before, as adapters are by a wrong data type.",
         "Check the learning-rate schedule: its number of steps may be smaller than the run's.",
@@ -374,6 +375,7 @@ NOTHING_TRAINED = Condition(
         "reason.",
         causes=(
             "All labels are masked, so the loss and its gradients are 0.",
+            "cross_entropy or softmax over a single output: 0 and 1, whatever the output.",
             "A factor of 0 between a loss that is not 0 and the parameters: a mask, units that are "
             "all off, adapters of which both matrices are 0.",
             "A NaN loss that the trainer logs, and passes on, as 0.",
@@ -388,6 +390,7 @@ NOTHING_TRAINED = Condition(
             "A first parameter group with learning rate 0 on purpose, while the loss no longer "
             "falls.",
             "A small data set that is learned to a loss of exactly 0: stop the run.",
+            "An optimizer that has converged, such as L-BFGS on a fixed batch: stop the run.",
             "Gradients that hooks cannot see: mp_agent_unsupported_info says what is not measured.",
         ),
         samples=("dead_parameters", "check_batch"),
