@@ -323,6 +323,7 @@ def _step_values(rank: int, sequence: int, changes: Values) -> FloatArray:
         "cut_off_parameters": 0.0,
         "parted_parameters": 0.0,
         "resumed_without_state": nan,
+        "another_model": nan,
         "learning_rates_zero": 0.0,
         "rounded_ratio": 0.25,
         "step_seconds": STEP_SECONDS,

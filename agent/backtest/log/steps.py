@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import isfinite, isnan
 
 from mp_agent.backtest.log.training_log import Point, TrainingLog
-from mp_agent.node.accounting.tracker import median
+from mp_agent.node.accounting.windows import median
 from mp_agent.node.flight.judge import TimedStep
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import MergedStep

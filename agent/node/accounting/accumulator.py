@@ -13,6 +13,7 @@ from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
 from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.baseline import Baseline, BaselineDeparture
+from mp_agent.records.columns import ANOTHER_MODEL
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.tensor_collections import TensorCollection
 from mp_agent.records.views import LayerView, RunView
@@ -190,6 +191,8 @@ class Accumulator:
 
     def fold_step(self, step: MergedStep) -> None:
         """Update trackers and counters with a closed step."""
+        if step.flag(ANOTHER_MODEL):
+            self._follow(self.progress.next_model())
         previous, context = self.progress.last, self._context
         for observe in self._observe:
             observe(step, context)

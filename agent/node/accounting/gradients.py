@@ -22,7 +22,8 @@ from mp_agent.catalog.metrics.gradients import fp16_headroom, of_fp16
 from mp_agent.catalog.metrics.optimizer import below_epsilon, lost_updates, moment_rms
 from mp_agent.node.accounting.layer_health import NAMED_AT_MOST, may_be_idle
 from mp_agent.node.accounting.learning import NO_GRADIENTS
-from mp_agent.node.accounting.tracker import MAIN, AccountContext, LayerObservation, Tracker, median
+from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, ModelTracker, Tracker
+from mp_agent.node.accounting.windows import MAIN, median
 from mp_agent.records.columns import DISTRIBUTION, GRADIENTS, OPTIMIZER
 from mp_agent.records.health import LayersWithoutGradient, NormStanding, StaleMoments
 from mp_agent.records.merged import MergedStep
@@ -156,7 +157,7 @@ LOW_BOUNDS = ("grad_norm_low", "grad_norm_very_low", "grad_norm_vanished")
 
 
 @dataclass(slots=True, kw_only=True)
-class NormTracker(Tracker):
+class NormTracker(ModelTracker):
     """Tracks the norms of a run, separately for each of its optimizers."""
 
     histories: dict[str, NormHistory] = field(default_factory=dict)

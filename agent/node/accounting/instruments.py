@@ -22,13 +22,8 @@ from math import nan
 from mp_agent.catalog.metrics.fp8 import flushed
 from mp_agent.catalog.metrics.routers import entropy, unused_experts
 from mp_agent.catalog.metrics.tensors import slice_imbalance, swallowed_share_of_reduction
-from mp_agent.node.accounting.tracker import (
-    LARGEST,
-    AccountContext,
-    LayerObservation,
-    Tracker,
-    median,
-)
+from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
+from mp_agent.node.accounting.windows import LARGEST, median
 from mp_agent.records.columns import (
     ATTENTION,
     DISTRIBUTION,

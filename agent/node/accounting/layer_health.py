@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from math import sqrt
 from statistics import median_low
 
-from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker, median
+from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, ModelTracker
+from mp_agent.node.accounting.windows import median
 from mp_agent.records.columns import DISTRIBUTION, GRADIENTS
 from mp_agent.records.health import TroubledLayers
 from mp_agent.records.views import LayerView
@@ -140,7 +141,7 @@ _ADOPTED_SHARE = 0.1
 
 
 @dataclass
-class LayerHealth(Tracker):
+class LayerHealth(ModelTracker):
     """Tracks the layers of a run from sample to sample. Only `memory` is stored."""
 
     memory: LayerHealthState = field(default_factory=LayerHealthState)

@@ -9,7 +9,8 @@ from math import isfinite, sqrt
 
 from mp_agent.node.accounting.loss_reference import LossReference
 from mp_agent.node.accounting.loss_scale import UNTOUCHED
-from mp_agent.node.accounting.tracker import AccountContext, Tracker, median
+from mp_agent.node.accounting.tracker import AccountContext, ModelTracker, Tracker
+from mp_agent.node.accounting.windows import median
 from mp_agent.records.columns import (
     AUTOCAST_FP32_SHARE,
     BACKWARDS_DISCARDED,
@@ -66,7 +67,7 @@ _SCALE_MIN = 4.0
 
 
 @dataclass(slots=True, kw_only=True)
-class LearningTracker(Tracker):
+class LearningTracker(ModelTracker):
     """Tracks a run step by step. Plain data, stored in the ledger."""
 
     untrained: dict[str, int] = field(default_factory=dict)
@@ -254,7 +255,7 @@ _OTHER_SCHEDULE = 20.0
 
 
 @dataclass(slots=True, kw_only=True)
-class RateFall(Tracker):
+class RateFall(ModelTracker):
     """Finds a learning rate that collapses within a few steps, and stays low."""
 
     rates: list[float] = field(default_factory=list)

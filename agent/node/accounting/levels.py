@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mp_agent.node.accounting.gradients import judged_norms
-from mp_agent.node.accounting.tracker import MAIN, AccountContext, Tracker, median
+from mp_agent.node.accounting.tracker import AccountContext, ModelTracker
+from mp_agent.node.accounting.windows import MAIN, median
 from mp_agent.records.health import NormGrowth
 from mp_agent.records.merged import MergedStep
 
@@ -27,7 +28,7 @@ the other it is at the level learned."""
 
 
 @dataclass(slots=True, kw_only=True)
-class RelapseTracker(Tracker):
+class RelapseTracker(ModelTracker):
     """Follows the loss in blocks. Bounded plain data, stored in the ledger."""
 
     block: list[float] = field(default_factory=list)
@@ -94,7 +95,7 @@ _RATE_GROWTH = 2.0
 
 
 @dataclass(slots=True, kw_only=True)
-class NormGrowthTracker(Tracker):
+class NormGrowthTracker(ModelTracker):
     """Follows the gradient norm of the run in blocks, those with explosions included."""
 
     block: list[float] = field(default_factory=list)

@@ -13,10 +13,9 @@ from pydantic import Field
 
 from mp_agent.node.accounting.learning import RESTART_STEPS
 from mp_agent.node.accounting.loss_reference import LATEST_STEPS, LossReference
-from mp_agent.node.accounting.tracker import (
+from mp_agent.node.accounting.tracker import AccountContext, ModelTracker
+from mp_agent.node.accounting.windows import (
     LARGEST,
-    AccountContext,
-    Tracker,
     breadth_of_sorted,
     deviation,
     deviation_of_sorted,
@@ -76,7 +75,7 @@ class LossLevel:
 
 
 @dataclass(slots=True, kw_only=True)
-class LossTracker(Tracker):
+class LossTracker(ModelTracker):
     """Tracks the merged loss of a run. Bounded plain data, stored in the ledger.
 
     Only these losses count: finite on all ranks that delivered, of steps that were not skipped,

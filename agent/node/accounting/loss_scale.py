@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil, frexp, inf, sqrt
 
-from mp_agent.node.accounting.tracker import AccountContext, Tracker, median
+from mp_agent.node.accounting.tracker import AccountContext, Tracker
+from mp_agent.node.accounting.windows import median
 from mp_agent.records.columns import GRADIENT_FACTOR, LOSS_FACTOR
 from mp_agent.records.health import LossScaleHistory
 from mp_agent.records.merged import MergedStep

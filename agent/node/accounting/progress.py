@@ -46,7 +46,8 @@ from mp_agent.node.accounting.ranks import (
     ReductionTracker,
     StragglerTracker,
 )
-from mp_agent.node.accounting.tracker import AccountContext, NormWindows, Tracker
+from mp_agent.node.accounting.tracker import AccountContext, Tracker
+from mp_agent.node.accounting.windows import NormWindows
 from mp_agent.records.merged import MergedStep, StepTransition
 from mp_agent.records.views import RunView
 
@@ -169,4 +170,10 @@ class Progress:
         """Return the state with which the run's next attempt starts."""
         return type(self)(
             **{one.name: getattr(self, one.name).next_attempt() for one in fields(self)}
+        )
+
+    def next_model(self) -> "Progress":
+        """Return the state with which the run goes on where it begins to train another model."""
+        return type(self)(
+            **{one.name: getattr(self, one.name).next_model() for one in fields(self)}
         )

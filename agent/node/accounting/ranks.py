@@ -7,7 +7,8 @@ from statistics import median_low
 
 import numpy as np
 
-from mp_agent.node.accounting.tracker import AccountContext, Tracker, median
+from mp_agent.node.accounting.tracker import AccountContext, Tracker
+from mp_agent.node.accounting.windows import median
 from mp_agent.records.health import Laggard, OddRank, Straggler
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.reports import RankStatus

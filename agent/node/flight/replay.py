@@ -11,7 +11,7 @@ from mp_agent.flight.postmortem.diagnosis import LayerSample, RunHistory, Usual
 from mp_agent.flight.record.evidence import Evidence
 from mp_agent.node.accounting.learning import LearningTracker
 from mp_agent.node.accounting.progress import Progress
-from mp_agent.node.accounting.tracker import MAIN, median_of_sorted
+from mp_agent.node.accounting.windows import MAIN, median_of_sorted
 from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.flight.judge import RunJudge, TimedStep
 from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_expected_shares

@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -49,6 +50,7 @@ class OptimizerRegistry:
         self._plan_maker = PlanMaker(ranks_in_run, self._new)
         self._overtaken: weakref.ref[Optimizer] | None = None
         """The first optimizer before the one that has taken its place."""
+        self._trained: _Trained | None = None
         self._searched = False
         """All live objects were searched for the holders of clipped parameters."""
 
@@ -121,6 +123,21 @@ class OptimizerRegistry:
         if found is not None and not found.managed:
             found.manage(lambda _, watched: self._make_engine_plan(engine, watched))
         return found
+
+    def begins_another_model(self) -> bool:
+        """Return whether the run trains another model than when this was called last."""
+        first, before = self.first, self._trained
+        optimizer = None if first is None else first.optimizer
+        if first is None or optimizer is None or first.managed:
+            return False
+        if before is not None and before.by is first:
+            before.root = before.root or _reference_to(self.root)
+            return False
+        held = list(optimizer_parameters(optimizer))
+        self._trained = _Trained(
+            first, [weakref.ref(each) for each in held], _reference_to(self.root)
+        )
+        return before is not None and not before.holds_any(held)
 
     def plans_of_run(self) -> list[MeasurementPlan]:
         """Return the plans of those whose gradients are the run's."""
@@ -341,6 +358,27 @@ class OptimizerRegistry:
 
     def _make_plan(self, optimizer: Optimizer, watched: WatchedOptimizer) -> MeasurementPlan:
         return self._plan_maker.make(optimizer, watched, only_one=len(self.roles.watched) <= 1)
+
+
+@dataclass(slots=True, eq=False)
+class _Trained:
+    """What the run trains. Keeps neither the model nor its parameters alive."""
+
+    by: WatchedOptimizer
+    parameters: Sequence["weakref.ref[torch.Tensor]"]
+    root: "weakref.ref[nn.Module] | None"
+
+    def holds_any(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Return whether any of `parameters` was trained, or is in the model that was."""
+        known = {id(each) for own in self.parameters if (each := own()) is not None}
+        root = None if self.root is None else self.root()
+        trained = any(id(each) in known for each in parameters)
+        return trained or (root is not None and holds_any(root, parameters))
+
+
+def _reference_to(module: nn.Module | None) -> "weakref.ref[nn.Module] | None":
+    """Return a reference that does not keep a module alive."""
+    return None if module is None else weakref.ref(module)
 
 
 def _first_with_gradient(parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -17,6 +17,7 @@ from mp_agent.probe.scalars import Scalar, add, reciprocal, scalar_of, snapshot_
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.records.columns import (
+    ANOTHER_MODEL,
     GRADIENT_FACTOR,
     GRADIENTS_REPLACED,
     LATE_CLIPPING,
@@ -112,6 +113,8 @@ class StepEnd:
         context.run_thread = get_ident()
         context.thread.weights.forget()
         ended.scalars.setdefault("skipped", 0.0)
+        if context.registry.begins_another_model():
+            ended.scalars[ANOTHER_MODEL] = 1.0
         context.recorder.end(ended, self._shield.pop_seconds())
         return context.boundaries.run_ended(label, awaited)
 

@@ -39,6 +39,7 @@ from mp_agent.records.columns.instruments import (
     exponent_column,
 )
 from mp_agent.records.columns.step import (
+    ANOTHER_MODEL,
     AUTOCAST_FP32_SHARE,
     BACKWARDS_DISCARDED,
     BATCH_DIGEST,
@@ -72,6 +73,7 @@ from mp_agent.records.columns.step import (
 
 __all__ = [
     "ACTIVATIONS",
+    "ANOTHER_MODEL",
     "ATTENTION",
     "AUTOCAST_FP32_SHARE",
     "BACKWARDS_DISCARDED",

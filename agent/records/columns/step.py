@@ -15,6 +15,7 @@ UNCHANGED_PARAMETERS = "unchanged_parameters"
 CUT_OFF_PARAMETERS = "cut_off_parameters"
 PARTED_PARAMETERS = "parted_parameters"
 RESUMED_WITHOUT_STATE = "resumed_without_state"
+ANOTHER_MODEL = "another_model"
 STEP_REPEATED = "step_repeated"
 LEARNING_RATES_ZERO = "learning_rates_zero"
 LOWEST_LEARNING_RATE = "lowest_learning_rate"
@@ -221,6 +222,12 @@ COMMON_STEP_COLUMNS = (
         Algebra.MAX,
         "steps that a schedule of the learning rate, or a framework's trainer, has counted before "
         "the first one, where the optimizer keeps state and began without any; on the fourth step",
+    ),
+    Column(
+        ANOTHER_MODEL,
+        Algebra.MAX,
+        "1 on the first or second step of another model, with an optimizer of its own, that "
+        "follows the one before in the process, as folds and trials do; absent on others",
     ),
 )
 """What every rank knows of a step as a whole."""

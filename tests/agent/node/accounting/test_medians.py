@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mp_agent.node.accounting.tracker import LARGEST, breadth_of_sorted, deviation, median
+from mp_agent.node.accounting.windows import LARGEST, breadth_of_sorted, deviation, median
 
 _NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 

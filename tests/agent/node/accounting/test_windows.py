@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mp_agent.node.accounting.tracker import ValueWindow
+from mp_agent.node.accounting.windows import ValueWindow
 
 
 @given(

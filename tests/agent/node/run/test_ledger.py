@@ -6,7 +6,7 @@ import pytest
 from mp_agent.node.accounting.incidents import IncidentTracker
 from mp_agent.node.accounting.latest import LatestStep
 from mp_agent.node.accounting.progress import Progress
-from mp_agent.node.accounting.tracker import NormWindows
+from mp_agent.node.accounting.windows import NormWindows
 from mp_agent.node.run import ledger as ledger_module
 from mp_agent.node.run.ledger import Ledger, ProbeTotals, read_ledger, write_ledger
 from mp_agent.records.views import FirstNonfinite

@@ -928,3 +928,42 @@ def test_loops_in_good_health_bring_neither(see, loop):
     assert {UNHELD, UNCHANGED, CUT_OFF, PARTED}.isdisjoint(seen.alerts)
     assert seen.values["parameters_unheld"] == seen.values.get("parameters_parted", 0.0) == 0.0
     assert not any("_parameters_info" in series for series in seen.values)
+
+
+# Models that follow one another in a process.
+
+
+def folds(rates: tuple[float, ...], *, keeps: bool = False) -> Iterator[int]:
+    """Train a model from scratch by each rate; keeps: while the ones before still exist."""
+    kept = []
+    for number, rate in enumerate(rates):
+        model = make_model()
+        optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+        kept += [(model, optimizer)] if keeps else []
+        yield from (number * STEPS + step for step in trained(model, optimizer))
+
+
+def reset_in_place(make_new: bool) -> Iterator[int]:
+    """The weights of one model are lost; make_new: which then gets another optimizer."""
+    model = make_model()
+    optimizer = adam(model, lr=3e-2)
+    yield from trained(model, optimizer)
+    for layer in (model[0], model[2]):
+        layer.reset_parameters()  # type: ignore[operator]
+    optimizer.param_groups[0]["lr"] = 1e-4
+    if make_new:
+        optimizer = adam(model, lr=1e-4)
+    yield from (STEPS + step for step in trained(model, optimizer))
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_another_model_is_not_judged_by_the_past_of_the_one_before(see, keeps):
+    seen = see(partial(folds, (3e-2, 1e-3, 3e-2), keeps=keeps))
+
+    assert seen.alerts == set()
+    assert seen.values["steps_total"] == 3 * STEPS
+
+
+@pytest.mark.parametrize("make_new", [False, True])
+def test_the_same_model_is_judged_by_its_past_whatever_steps_it(see, make_new):
+    assert "MpAgentLossSpike" in see(partial(reset_in_place, make_new)).alerts
