@@ -27,6 +27,9 @@ from mp_agent.records.columns import OPTIMIZER
 
 _PIECE_ELEMENTS_HOST = 2**15
 _PIECE_ELEMENTS_DEVICE = 2**22
+_FOREIGN = 4.0
+"""Factor by which neither rounding a moment nor a weight decay in the gradient makes it smaller."""
+_RATIO = OPTIMIZER.names.index("squared_ratio_sum")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +64,13 @@ class LayerTensors:
 class UpdateRule:
     """The numbers with which an optimizer stepped a layer.
 
-    correction: what the second moment is divided by to correct its bias. epsilon: None where the
-    update has none.
+    correction: what the second moment is divided by to correct its bias. newest: share of the
+    latest square in it, 1 - β₂; 0 where unknown. epsilon: None where the update has none.
     """
 
     learning_rate: float | torch.Tensor | None = None
     correction: float | torch.Tensor = 1.0
+    newest: float = 0.0
     epsilon: float | None = None
 
 
@@ -149,9 +153,24 @@ def _moments(
     sums["lost_epsilon_elements"] = sums["moment_elements"] * float(lost)
     if piece.gradient is not None:
         least = max(rule.epsilon**2, torch.finfo(torch.float64).tiny)
-        ratio_N = piece.gradient.double().square() / (moment_N / rule.correction).clamp(min=least)
-        sums["squared_ratio_sum"] = bounded_tensor(ratio_N.where(active_N, 0.0)).sum()
+        squares_N = piece.gradient.double().square()
+        ratio_N = squares_N / (moment_N / rule.correction).clamp(min=least)
+        ratio_sum = bounded_tensor(ratio_N.where(active_N, 0.0)).sum()
+        room_N = _FOREIGN * moment_N + _smallest(second_moment.dtype)
+        foreign = (active_N & (rule.newest * squares_N > room_N)).any()
+        sums["squared_ratio_sum"] = ratio_sum.where(~foreign, -torch.inf)
     return sums
+
+
+def _without_foreign(rows_LC: torch.Tensor) -> torch.Tensor:
+    """Return the rows of an optimizer without ratios if any of them is one of foreign numbers.
+
+    A moving average holds its newest term. Where it does not hold the square of what is in `grad`,
+    the optimizer has changed that within its step, or averages in another basis.
+    """
+    ratios_L = rows_LC[:, _RATIO]
+    rows_LC[:, _RATIO] = ratios_L.where(~(ratios_L < 0.0).any(), torch.nan)
+    return rows_LC
 
 
 def _nonzero(*tensors: torch.Tensor | None) -> torch.Tensor | None:
@@ -243,6 +262,7 @@ class OptimizerState:
         return UpdateRule(
             learning_rate=rate if _lies_with(slot, rate) else None,
             correction=correction,
+            newest=_newest(group.get("betas")),
             epsilon=epsilon,
         )
 
@@ -262,6 +282,13 @@ def _correction(step: object, betas: object) -> Scalar:
         return 1.0
     correction = 1.0 - beta ** (steps.double() if isinstance(steps, torch.Tensor) else steps)
     return correction if isinstance(correction, torch.Tensor) or correction > 0.0 else 1.0
+
+
+def _newest(betas: object) -> float:
+    if not isinstance(betas, tuple | list) or len(betas) < 2:
+        return 0.0
+    beta = scalar_of(betas[1])
+    return 1.0 - beta if isinstance(beta, float) else 0.0
 
 
 def _lies_with(slot: LayerSlot, scalar: Scalar | None) -> bool:
@@ -358,6 +385,7 @@ class WeightUpdates(Instrument):
         rows_LC = torch.stack(
             [_row(state, slot, copy) for slot, copy in zip(plan.slots, copies, strict=True)]
         )
+        rows_LC = _without_foreign(rows_LC)
         sampled = step.sampled.setdefault(OPTIMIZER.name, SampledRows())
         sampled.rows[plan.label] = rows_LC
         sampled.totals[plan.label] = self._measures.totals_of_layers(plan, rows_LC, OPTIMIZER)

@@ -11,7 +11,7 @@ from torch import nn
 
 from mp_agent.probe.recording import weight_updates
 from mp_agent.records.columns import OPTIMIZER
-from tests.agent.probe.small_model import make_loss, make_model
+from tests.agent.probe.small_model import gradient_of, make_loss, make_model
 from tests.agent.update_reference import update_reference
 
 
@@ -231,3 +231,33 @@ def test_copies_do_not_outlive_the_step(watch):
     loop.step()
     on = watched.probe._instruments._on
     assert [each._kept for each in on if isinstance(each, weight_updates.WeightUpdates)] == [{}]
+
+
+class _ReusesGradients(torch.optim.Adam):
+    """Makes the update in place of the gradient, as schedule-free AdamW does."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for parameter, state in self.state.items():
+            gradient_of(parameter).div_(state["exp_avg_sq"].sqrt() + 1e-8)
+
+
+class _Rotates(torch.optim.Adam):
+    """Averages the squares of gradients in another basis, as SOAP does."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for state in self.state.values():
+            state["exp_avg_sq"].copy_(state["exp_avg_sq"].flip(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "is_there"),
+    [(torch.optim.Adam, True), (_ReusesGradients, False), (_Rotates, False)],
+)
+def test_gradients_are_compared_with_moments_of_their_own_alone(watch, make, is_there):
+    watched, loop = watch(layer_interval=1), Loop(make, lr=1e-2)
+    loop.step()
+    rows = rows_of(watched.read())
+    assert all(isnan(row["squared_ratio_sum"]) is not is_there for row in rows.values())
+    assert all(row["active_elements"] > 0.0 for row in rows.values())
