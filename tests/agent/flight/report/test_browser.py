@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, Page
 from mp_agent.flight.report_page import as_html
 from tests.agent.flight.analyses import EVIL, analysis_of
 from tests.agent.flight.builders import calm, overflow
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -87,10 +88,12 @@ def test_the_values_under_the_pointer_are_shown_in_all_plots(page: Page):
 
 def test_the_plots_fit_a_narrow_window(page: Page):
     page.set_viewport_size({"width": 480, "height": 800})
-    page.wait_for_function(
+    fit = (
         "() => [...document.querySelectorAll('.plot')].every("
         "(box) => box.firstElementChild.offsetWidth <= box.clientWidth)"
     )
+    # Not `wait_for_function`: what it evaluates later is forbidden by the page's policy.
+    wait_until(lambda: page.evaluate(fit), what="plots that fit")
 
 
 def test_the_page_is_accessible(page: Page):

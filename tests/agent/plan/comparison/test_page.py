@@ -15,6 +15,7 @@ from mp_agent.runs.divergence import compare_series
 from mp_agent.runs.report import runs_as_html
 from tests.agent.plan.comparison.planted import Chain, Overflowing, batch
 from tests.agent.runs.series_of import run_of
+from tests.waiting import wait_until
 from tools.browser import chromium_arguments, find_browser
 
 EVIL = "</script><script>alert(1)</script>"
@@ -79,9 +80,11 @@ def test_a_browser_draws_every_plot(pages, name, scheme, tmp_path: Path):
         found = Axe().run(page).response["violations"]
         assert [f"{item['id']}: {item['nodes'][0]['html'][:200]}" for item in found] == []
         page.set_viewport_size({"width": 480, "height": 800})
-        page.wait_for_function(
+        fit = (
             "() => [...document.querySelectorAll('.plot')].every("
             "(box) => box.firstElementChild.offsetWidth <= box.clientWidth)"
         )
+        # Not `wait_for_function`: what it evaluates later is forbidden by the page's policy.
+        wait_until(lambda: page.evaluate(fit), what="plots that fit")
         browser.close()
     assert problems == []
