@@ -108,18 +108,20 @@ def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
     It is empty where no name is near. What Kubernetes sets for a Service is left out.
     """
-    import difflib  # an error is rare, and the trainer imports this module
-
     known = {_variable(name) for name in Settings.model_fields} | {*_OTHER_VARIABLES}
+    return {
+        variable: _nearest(variable, known)
+        for variable in sorted(environ)
+        if variable.startswith(ENV_PREFIX) and variable not in known and not _of_service(variable)
+    }
+
+
+def _nearest(variable: str, known: Collection[str]) -> str:
+    import difflib  # an unknown variable is rare, and the trainer imports this module
+
     near = {name.removeprefix(ENV_PREFIX): name for name in known}
-    found = {}
-    for variable in sorted(environ):
-        name = variable.removeprefix(ENV_PREFIX)
-        if name == variable or variable in known or _of_service(variable):
-            continue
-        meant = difflib.get_close_matches(name, near, n=1, cutoff=0.8)
-        found[variable] = near[meant[0]] if meant else ""
-    return found
+    found = difflib.get_close_matches(variable.removeprefix(ENV_PREFIX), near, n=1, cutoff=0.8)
+    return near[found[0]] if found else ""
 
 
 def _of_service(variable: str) -> bool:

@@ -35,10 +35,10 @@ def below_epsilon(values: Columns) -> float | None:
 
 
 def moment_rms(values: Columns) -> float | None:
-    """Return the root of the mean of g²/v over the active elements."""
+    """Return the root of the mean of g²/v over the active elements; None where v is not of g."""
     active = values.get("active_elements", 0.0)
-    total = values.get("squared_ratio_sum")
-    return None if total is None or active <= 0.0 else sqrt(total / active)
+    total = values.get("squared_ratio_sum", -1.0)
+    return sqrt(total / active) if total >= 0.0 and active > 0.0 else None
 
 
 def share(values: Columns, part: str, whole: str) -> float | None:

@@ -163,13 +163,14 @@ def _moments(
 
 
 def _without_foreign(rows_LC: torch.Tensor) -> torch.Tensor:
-    """Return the rows of an optimizer without ratios if any of them is one of foreign numbers.
+    """Return the rows of an optimizer with ratios of -Inf if any of them is one of foreign numbers.
 
     A moving average holds its newest term. Where it does not hold the square of what is in `grad`,
-    the optimizer has changed that within its step, or averages in another basis.
+    the optimizer has changed that within its step, or averages in another basis. -Inf, since it
+    remains in any sum: what is absent on one rank alone would be taken for a small ratio.
     """
     ratios_L = rows_LC[:, _RATIO]
-    rows_LC[:, _RATIO] = ratios_L.where(~(ratios_L < 0.0).any(), torch.nan)
+    rows_LC[:, _RATIO] = ratios_L.where(~(ratios_L < 0.0).any(), -torch.inf)
     return rows_LC
 
 

@@ -123,7 +123,7 @@ OPTIMIZER = ColumnFamily(
             Algebra.SUM,
             "sum over the active elements of the squared gradient, as the optimizer saw it, "
             "divided by the second moment, corrected for its bias, or by epsilon squared where "
-            "that is larger",
+            "that is larger; -Inf where the second moment is not that of the gradient",
         ),
         sampled("learning_rate", Algebra.MAX, "largest learning rate of a parameter group"),
         sampled("learning_rate_min", Algebra.MIN, "smallest learning rate of a parameter group"),

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from math import isnan, sqrt
+from math import inf, isnan, sqrt
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from mp_agent.catalog.metrics.optimizer import moment_rms
 from mp_agent.probe.recording import weight_updates
 from mp_agent.records.columns import OPTIMIZER
 from tests.agent.probe.small_model import gradient_of, make_loss, make_model
@@ -259,5 +260,14 @@ def test_gradients_are_compared_with_moments_of_their_own_alone(watch, make, is_
     watched, loop = watch(layer_interval=1), Loop(make, lr=1e-2)
     loop.step()
     rows = rows_of(watched.read())
-    assert all(isnan(row["squared_ratio_sum"]) is not is_there for row in rows.values())
+    assert all((row["squared_ratio_sum"] >= 0.0) is is_there for row in rows.values())
+    assert all((moment_rms(row) is not None) is is_there for row in rows.values())
     assert all(row["active_elements"] > 0.0 for row in rows.values())
+
+
+def test_moments_that_are_foreign_on_one_shard_are_compared_on_none() -> None:
+    """Absent there alone, the mean would be of one shard's ratios over both shards' elements."""
+    (ratios,) = (one.algebra for one in OPTIMIZER.columns if one.name == "squared_ratio_sum")
+    merged = {"active_elements": 8.0, "squared_ratio_sum": ratios.merged([4.0, -inf])}
+    assert moment_rms(merged) is None
+    assert moment_rms({**merged, "squared_ratio_sum": ratios.merged([4.0, 4.0])}) == 1.0
