@@ -226,6 +226,7 @@ class ClusterMember:
         """Process the root's answer; return whether more is settled than before."""
         if receipt.session != self.session:
             return False
+        self._times.answered(self._now_seconds)
         settled = self._reports.acknowledge(receipt)
         before = self._settled
         self._settled = (max(before[0], settled[0]), max(before[1], settled[1]))

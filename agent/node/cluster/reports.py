@@ -65,6 +65,14 @@ class ReportTimes:
         self._reported_seconds, self._reported_ends = now_seconds, ends
         self.urgent = False
 
+    def answered(self, now_seconds: float) -> None:
+        """Note that the root has answered: the interval counts from there.
+
+        A report that was put off, or waited for a busy root, would be followed by another at once.
+        """
+        if self._reported_seconds is not None:
+            self._reported_seconds = max(now_seconds, self._reported_seconds)
+
 
 def is_troubled(step: NodeStep, families: Sequence[ColumnFamily]) -> bool:
     """Return whether a rank of the node had a loss or elements that are not finite."""

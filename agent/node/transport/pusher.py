@@ -113,7 +113,7 @@ class Pusher:
     async def _push_all(self) -> None:
         """Push until no report is left, or a push fails."""
         root, refusals = self._root, 0
-        while (body := await self._pending_report.next_body()) is not None:
+        while (body := await self._next_body()) is not None:
             reply = await self._client.send_rows(root.url, root.token, self._query(root), body)
             receipt = _receipt(reply)
             if receipt is None:
@@ -129,6 +129,11 @@ class Pusher:
         self._fresh = False
         pause_seconds = self.interval_seconds * random.uniform(shortest, 1)
         self._due_seconds = time.monotonic() + pause_seconds
+
+    async def _next_body(self) -> bytes | None:
+        # Asked before the report is made: trouble that one reports is new no longer.
+        self._hurried |= self._run.urgent
+        return await self._pending_report.next_body()
 
     def _query(self, root: RootAddress) -> Mapping[str, str]:
         return {

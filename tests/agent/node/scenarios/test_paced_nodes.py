@@ -73,6 +73,29 @@ def test_fast_steps_bound_the_pace_so_that_none_closes_for_lack_of_room(nodes: N
     assert nodes.root.run.longest_pace_seconds == pytest.approx(open_at_most / 50 / 3, rel=0.2)
 
 
+def test_a_report_that_was_put_off_is_not_followed_by_another_at_once(nodes: Nodes):
+    """Else each would be put off in its turn, and a root that is busy once would stay so."""
+    run = nodes.other.run
+    nodes.other.steps(1)
+    run.poll(100.0)
+    put_off = run.next_report()
+    assert put_off is not None
+    nodes.other.steps(1)
+    run.poll(120.0)
+    run.acknowledge(nodes.root.run.receive(put_off))
+    assert run.next_report() is None
+
+    nodes.other.ranks[0].steps(loss_nonfinite=1.0)
+    nodes.other.ranks[1].steps()
+    run.poll(120.5)
+    assert run.urgent
+    assert run.next_report() is not None, "trouble does not wait"
+
+    nodes.other.steps(1)
+    run.poll(120.5 + USUAL_SECONDS)
+    assert run.next_report() is not None
+
+
 def test_the_first_that_was_not_finite_is_named_although_it_arrives_last(
     nodes: Nodes, settings: Settings
 ):
