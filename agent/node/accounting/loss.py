@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise, takewhile
 from math import sqrt
 from statistics import fmean, pstdev
 from typing import Annotated
@@ -21,6 +21,7 @@ from mp_agent.node.accounting.windows import (
     deviation_of_sorted,
     median,
     median_of_sorted,
+    scatter_around_trend,
 )
 from mp_agent.records.health import LossHistory
 from mp_agent.records.merged import MergedStep
@@ -28,6 +29,10 @@ from mp_agent.records.merged import MergedStep
 WINDOW_STEPS = 256
 """Number of losses whose median is the usual level."""
 _JUDGED_STEPS = 3
+_FALLING_STEPS = 32
+"""Losses whose highest one bounds the next, where they fall."""
+_FALL_SHARE = 0.1
+"""Rise, in shares of the fall before, that is too little for a spike."""
 _HIGH_SHARE = 0.97
 _EARLY_RISE = 2.0
 """Rise above the highest of the first losses, in medians of them, from which a loss is unusual."""
@@ -215,7 +220,8 @@ class LossTracker(ModelTracker):
             latest = median(self.window[-LATEST_STEPS:])
             earlier = self.window[-2 * LATEST_STEPS : -LATEST_STEPS]
             move = latest - median(earlier) if earlier else 0.0
-            self.reference.fold_latest(latest, move, self._scatter_of_trend, thresholds)
+            around_trend = partial(scatter_around_trend, self.window, RECENT_STEPS)
+            self.reference.fold_latest(latest, move, around_trend, thresholds)
             # A falling loss scatters by its fall too; the fewer losses, the less.
             center = median_of_sorted(self.recent)
             scatter = partial(self._scatter, center)
@@ -242,15 +248,41 @@ class LossTracker(ModelTracker):
         used = max(spread, thresholds["loss_deviation_floor"] * abs(center))
         bound = _bound(center, thresholds["loss_spike_deviations"] * used)
         # Without the last losses, which may be the spike itself.
-        settled = len(self.window) - _JUDGED_STEPS
-        above = len(self.ordered) - bisect_right(self.ordered, bound)
-        above -= sum(loss > bound for loss in self.window[-_JUDGED_STEPS:])
-        noisy = above > NOISY_SHARE * settled
+        settled = self.window[:-_JUDGED_STEPS]
+        blocks = [settled[at : at + BLOCK_STEPS] for at in range(0, len(settled), BLOCK_STEPS)]
+        levels = [median(block) for block in blocks]
+        # The first losses are often far above, to amid a block: that is the fall, and no noise.
+        fallen = sum(1 for _ in takewhile(lambda level: level > bound, levels))
+        since = sorted(settled[(fallen + 1) * BLOCK_STEPS if fallen else 0 :])
+        above = len(since) - bisect_right(since, bound)
+        noisy = above > NOISY_SHARE * len(since)
         if noisy:
             bound = _bound(center, thresholds["loss_spike_noisy_deviations"] * used)
-            high = sorted(self.window[:-_JUDGED_STEPS])[int(_HIGH_SHARE * settled)]
+            high = since[int(_HIGH_SHARE * len(since))]
             bound = max(bound, _bound(center, 2 * (high - center)))
+        elif (falling := self._bound_of_fall(levels, thresholds)) is not None:
+            bound = min(bound, falling)
+        elif fallen:
+            bound = max(bound, _bound(center, _FALL_SHARE * (max(levels) - center)))
         return LossLevel(median=center, deviation=spread, spike_bound=bound, noisy=noisy)
+
+    def _bound_of_fall(
+        self, levels: Sequence[float], thresholds: Mapping[str, float]
+    ) -> float | None:
+        """Return the bound of a loss that falls, whose distances are mostly its fall.
+
+        It lies above the last losses by what these scatter around their trend. levels: of the
+        window, block by block. None where the loss does not fall, or rose by half as much before:
+        between tasks in turn, say.
+        """
+        scatter = scatter_around_trend(self.window, _FALLING_STEPS)
+        latest = self.window[-_FALLING_STEPS - _JUDGED_STEPS : -_JUDGED_STEPS]
+        bound = _bound(max(latest), thresholds["loss_spike_noisy_deviations"] * scatter)
+        lowest = accumulate(levels, min)
+        risen = max(level - low for level, low in zip(levels, lowest, strict=True))
+        now = median(latest)
+        bound = max(bound, _bound(now, _FALL_SHARE * (max(levels) - now)))
+        return bound if scatter > 0.0 and max(levels) > bound > now + 2 * risen else None
 
     def trend(self, thresholds: Mapping[str, float]) -> float | None:
         """Return by how many deviations the loss rose from one long window to the next.
@@ -331,22 +363,14 @@ class LossTracker(ModelTracker):
         scatter = breadth_of_sorted(moves, median_of_sorted(moves)) / sqrt(2)
         return min(scatter * sqrt(RECENT_STEPS / len(moves)), LARGEST)
 
-    def _scatter_of_trend(self) -> float:
-        """Return the breadth of the last losses around a line through their thirds."""
-        recent = self.window[-RECENT_STEPS:]
-        third, last = max(1, len(recent) // 3), len(recent) - 1
-        begin, end = median(recent[:third]), median(recent[-third:])
-        slope = (end - begin) / max(1, len(recent) - third)
-        around = sorted(loss - slope * (index - last) for index, loss in enumerate(recent))
-        breadth = breadth_of_sorted(around, median_of_sorted(around))
-        return min(breadth * sqrt(RECENT_STEPS / len(recent)), LARGEST)
-
     def _level_before(
         self, loss: float, usual: float | None, thresholds: Mapping[str, float]
     ) -> LossLevel | None:
         """Return the level that a loss is compared with; what is below its median needs none."""
         if usual is not None:
-            return self._level_around(usual, thresholds) if loss > usual else None
+            latest = self.window[-_FALLING_STEPS - _JUDGED_STEPS : -_JUDGED_STEPS]
+            compared = loss > min(usual, max(latest))
+            return self._level_around(usual, thresholds) if compared else None
         settled = sorted(self.window[:-_JUDGED_STEPS])
         if not EARLY_STEPS <= len(settled) < WARM_UP_STEPS or loss <= settled[-1]:
             return None

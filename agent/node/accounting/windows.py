@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import floor
+from math import floor, sqrt
 from sys import float_info
 
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
@@ -57,6 +57,20 @@ def breadth_of_sorted(ordered: Sequence[float], center: float) -> float:
     tenth = len(ordered) // 10
     between = ordered[-1 - tenth] / _OUTER_TENTHS - ordered[tenth] / _OUTER_TENTHS
     return max(deviation_of_sorted(ordered, center), min(between, LARGEST))
+
+
+def scatter_around_trend(values: Sequence[float], count: int) -> float:
+    """Return the breadth of the last `count` values around a line through their thirds.
+
+    Fewer values are a poor estimate, for which they count as wider.
+    """
+    recent = values[-count:]
+    third, last = max(1, len(recent) // 3), len(recent) - 1
+    begin, end = median(recent[:third]), median(recent[-third:])
+    slope = (end - begin) / max(1, len(recent) - third)
+    around = sorted(value - slope * (index - last) for index, value in enumerate(recent))
+    breadth = breadth_of_sorted(around, median_of_sorted(around))
+    return min(breadth * sqrt(count / len(recent)), LARGEST)
 
 
 def _nearest(ordered: Sequence[float], center: float, size: int) -> tuple[int, int]:

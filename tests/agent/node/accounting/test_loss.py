@@ -1,5 +1,5 @@
 from dataclasses import replace
-from math import isfinite
+from math import exp, isfinite
 from random import Random
 from sys import float_info
 
@@ -103,6 +103,44 @@ def test_nothing_is_judged_before_the_warm_up():
 
 def test_a_steep_fall_is_no_spike():
     assert not any(fold(LossTracker(), *(10.0 * 0.99**step for step in range(800))))
+
+
+def falling(count: int, scale_steps: float, scatter: float = 0.03, seed: int = 0) -> list[float]:
+    """Return losses that fall from 5.5 to 1.6, with a scatter in shares of their level."""
+    random = Random(seed)
+    levels = (1.6 + 3.9 * exp(-step / scale_steps) for step in range(count))
+    return [level * random.gauss(1.0, scatter) for level in levels]
+
+
+@pytest.mark.parametrize(
+    ("scale_steps", "before", "after"),
+    [(30.0, 73, 3.8), (30.0, 150, 3.0), (100.0, 200, 4.0), (15.0, 250, 2.5)],
+)
+def test_a_jump_of_a_loss_that_fell_until_lately_is_a_spike(scale_steps, before, after):
+    watch = LossTracker()
+    assert not any(fold(watch, *falling(before, scale_steps)))
+    assert fold(watch, after, 1.02 * after) == [False, True]
+
+
+@pytest.mark.parametrize("scale_steps", [15.0, 60.0, 200.0, 1000.0])
+@pytest.mark.parametrize("scatter", [0.005, 0.03, 0.1])
+def test_the_scatter_of_a_falling_loss_is_no_spike(scale_steps, scatter):
+    for seed in range(20):
+        assert not any(fold(LossTracker(), *falling(400, scale_steps, scatter, seed)))
+
+
+def test_a_tenth_of_the_fall_is_no_spike():
+    watch = LossTracker()
+    fold(watch, *falling(200, 30.0, 0.001))
+
+    assert fold(watch, 1.8, 1.8, 1.8) == [False] * 3
+
+
+def test_tasks_in_turn_are_no_spikes_once_the_second_has_come_again():
+    watch, losses = LossTracker(), falling(400, 40.0)
+    turns = [loss + 1.5 * (step // 20 % 2) for step, loss in enumerate(losses)]
+
+    assert not any(fold(watch, *turns)[60:])
 
 
 def test_of_a_constant_loss_the_floor_is_the_deviation():
