@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import exp, inf, isfinite, log, sqrt
-from statistics import pstdev
 
 from mp_agent.catalog.metrics.distribution import fp16_low_headroom
 from mp_agent.catalog.metrics.gradients import fp16_headroom, of_fp16
@@ -23,7 +22,7 @@ from mp_agent.catalog.metrics.optimizer import below_epsilon, lost_updates, mome
 from mp_agent.node.accounting.layer_health import NAMED_AT_MOST, may_be_idle
 from mp_agent.node.accounting.learning import NO_GRADIENTS
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, ModelTracker, Tracker
-from mp_agent.node.accounting.windows import MAIN, median
+from mp_agent.node.accounting.windows import MAIN, median, standard_deviation
 from mp_agent.records.columns import DISTRIBUTION, GRADIENTS, OPTIMIZER
 from mp_agent.records.health import LayersWithoutGradient, NormStanding, StaleMoments
 from mp_agent.records.merged import MergedStep
@@ -85,8 +84,7 @@ class NormHistory:
         """The standard deviation of the last usual norms; None of too few, and beyond float64."""
         if len(self.window) < FIRST_STEPS:
             return None
-        norms = [exp(each) for each in self.window]
-        found = max(norms) * pstdev([norm / max(norms) for norm in norms])
+        found = standard_deviation([exp(each) for each in self.window])
         return found if isfinite(found) else None
 
     def exploded(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise, takewhile
 from math import sqrt
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Annotated
 
 from pydantic import Field
@@ -22,6 +22,7 @@ from mp_agent.node.accounting.windows import (
     median,
     median_of_sorted,
     scatter_around_trend,
+    standard_deviation,
 )
 from mp_agent.records.health import LossHistory
 from mp_agent.records.merged import MergedStep
@@ -313,7 +314,7 @@ class LossTracker(ModelTracker):
         if len(self.window) < WINDOW_STEPS:
             return None
         before, recent = self.window[: WINDOW_STEPS // 2], self.window[WINDOW_STEPS // 2 :]
-        fall, scatter = fmean(before) - fmean(recent), pstdev(recent)
+        fall, scatter = fmean(before) - fmean(recent), standard_deviation(recent)
         return min(max(fall / scatter, -LARGEST), LARGEST) if scatter > 0.0 else None
 
     def _has_usual_ranks(self, ranks: int) -> bool:

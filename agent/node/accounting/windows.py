@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import floor, sqrt
+from math import floor, fsum, hypot, sqrt
 from sys import float_info
 
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
@@ -57,6 +57,19 @@ def breadth_of_sorted(ordered: Sequence[float], center: float) -> float:
     tenth = len(ordered) // 10
     between = ordered[-1 - tenth] / _OUTER_TENTHS - ordered[tenth] / _OUTER_TENTHS
     return max(deviation_of_sorted(ordered, center), min(between, LARGEST))
+
+
+def standard_deviation(values: Sequence[float]) -> float:
+    """Return that of the values as a whole, which are finite, to rounding; Inf beyond float64.
+
+    Asked at every step, for which `statistics.pstdev`, in fractions, is too slow.
+    """
+    largest = max(map(abs, values))
+    if largest == 0.0:
+        return 0.0
+    scaled = [value / largest for value in values]
+    mean = fsum(scaled) / len(scaled)
+    return largest * (hypot(*(each - mean for each in scaled)) / sqrt(len(scaled)))
 
 
 def scatter_around_trend(values: Sequence[float], count: int) -> float:

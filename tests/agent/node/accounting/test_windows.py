@@ -1,7 +1,28 @@
-from hypothesis import given
+from statistics import pstdev
+from sys import float_info
+
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mp_agent.node.accounting.windows import ValueWindow
+from mp_agent.node.accounting.windows import ValueWindow, standard_deviation
+
+
+@given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=40))
+@example([2.5] * 7)
+@example([0.0, -0.0])
+@example([5e-324, 0.0, 0.0])
+def test_the_standard_deviation_is_that_of_statistics(values):
+    largest = max(map(abs, values))
+    expected = pstdev(values)
+    assert standard_deviation(values) == pytest.approx(expected, rel=1e-9, abs=1e-15 * largest)
+
+
+def test_a_standard_deviation_at_the_ends_of_float64():
+    most = float_info.max
+    assert standard_deviation([most, -most]) == most
+    assert standard_deviation([most] * 3) == 0.0
+    assert standard_deviation([most, 0.0, 0.0]) == pytest.approx(most / 3 * 2**0.5)
 
 
 @given(
