@@ -262,7 +262,7 @@ class LossTracker(ModelTracker):
             high = since[int(_HIGH_SHARE * len(since))]
             bound = max(bound, _bound(center, 2 * (high - center)))
         elif (falling := self._bound_of_fall(levels, thresholds)) is not None:
-            bound = min(bound, falling)
+            bound = min(bound, max(falling, center))
         elif fallen:
             bound = max(bound, _bound(center, _FALL_SHARE * (max(levels) - center)))
         return LossLevel(median=center, deviation=spread, spike_bound=bound, noisy=noisy)
@@ -369,9 +369,7 @@ class LossTracker(ModelTracker):
     ) -> LossLevel | None:
         """Return the level that a loss is compared with; what is below its median needs none."""
         if usual is not None:
-            latest = self.window[-_FALLING_STEPS - _JUDGED_STEPS : -_JUDGED_STEPS]
-            compared = loss > min(usual, max(latest))
-            return self._level_around(usual, thresholds) if compared else None
+            return self._level_around(usual, thresholds) if loss > usual else None
         settled = sorted(self.window[:-_JUDGED_STEPS])
         if not EARLY_STEPS <= len(settled) < WARM_UP_STEPS or loss <= settled[-1]:
             return None
