@@ -22,7 +22,7 @@ class Node:
     """State of a node at the root."""
 
     report: NodeReport
-    """The last report, without its rows."""
+    """The last report, without its rows and the names of their columns."""
     own: bool
     """Whether it is the root's own."""
     position: int
@@ -38,7 +38,11 @@ class Node:
     """Shares that its ranks hold now."""
     holdings: list[frozenset[NodeShare]] = field(default_factory=list)
     """Shares that they held at the steps of the last report."""
-    announced: tuple[object, ...] = ()
+    announced: tuple[tuple[NodeShare, ...], tuple[int, ...], tuple[tuple[int, ...], ...]] = (
+        (),
+        (),
+        (),
+    )
     """The fields of its last report from which `held` and `holdings` were computed."""
     form: tuple[ReportColumns, NodeForm] | None = None
     """The last form of its steps, and what that refers to."""
@@ -142,7 +146,20 @@ class NodeRegistry:
             )
             node.announced = announced
         expected_before = node.report.expected_ranks
-        node.report = replace(report, steps=(), blocks=(), layers=(), layouts=())
+        # What is the same in every report, or on every node, is kept once.
+        shares, held, holdings = node.announced
+        node.report = replace(
+            report,
+            step_columns=(),
+            families=(),
+            shares=shares,
+            held=held,
+            holdings=holdings,
+            steps=(),
+            blocks=(),
+            layers=(),
+            layouts=(),
+        )
         self._homes.update((status.rank, report.node_rank) for status in report.statuses)
         if report.expected_ranks != expected_before:
             self._expected.clear()

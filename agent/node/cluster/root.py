@@ -18,6 +18,7 @@ from mp_agent.records.columns import FAMILIES, ColumnFamily
 from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.reports import NodeReport, NodeShare, Receipt
+from mp_agent.records.schema import FamilyColumns
 from mp_agent.records.steps import EndReason, StepForm
 
 AHEAD_AT_MOST = 1024
@@ -51,6 +52,9 @@ class _OpenStep:
     merge: StepMerge
     held: set[NodeShare] = field(default_factory=set)
     nodes: set[int] = field(default_factory=set)
+
+
+_Names = tuple[tuple[str, ...], tuple[FamilyColumns, ...]]
 
 
 class RootMerger:
@@ -96,6 +100,8 @@ class RootMerger:
         self._ranks_reduce = False
         self._names = LayerNames()
         self._forms = Forms(families)
+        self._column_names: dict[_Names, _Names] = {}
+        """Of step columns and families: nearly all nodes have the same."""
         self._expected_shares: tuple[tuple[set[NodeShare], int], ExpectedShares] | None = None
         self._begun_seconds: float | None = None
         self._own_ended_seconds: float | None = None
@@ -270,7 +276,10 @@ class RootMerger:
         known = node.form
         if known is None or known[0] != terms or known[1].form != form:
             read = self._forms.read(form, terms.step_columns, terms.families, terms.shares)
-            known = node.form = (terms, read)
+            names = (terms.step_columns, tuple(terms.families))
+            step_columns, families = self._column_names.setdefault(names, names)
+            kept = ReportColumns(step_columns, families, node.report.shares)
+            known = node.form = (kept, read)
         return known[1]
 
     def _add_tables(self, node: Node, report: NodeReport, now_seconds: float) -> None:
