@@ -140,9 +140,9 @@ class NodeRegistry:
         node.behind = furthest_behind(report.statuses)
         announced = (report.shares, report.held, report.holdings)
         if node.announced != announced:
-            shares = [self._shares.setdefault(share, share) for share in report.shares]
+            known = [self._shares.setdefault(share, share) for share in report.shares]
             node.held, *node.holdings = (
-                frozenset(shares[i] for i in held) for held in (report.held, *report.holdings)
+                frozenset(known[i] for i in indices) for indices in (report.held, *report.holdings)
             )
             node.announced = announced
         expected_before = node.report.expected_ranks
@@ -163,8 +163,8 @@ class NodeRegistry:
         self._homes.update((status.rank, report.node_rank) for status in report.statuses)
         if report.expected_ranks != expected_before:
             self._expected.clear()
-            for known in self._nodes.values():
-                self._expected.update(known.report.expected_ranks)
+            for other in self._nodes.values():
+                self._expected.update(other.report.expected_ranks)
         self._expected.update(report.expected_ranks)
 
     def note_made(self, sequence: int, now_seconds: float) -> None:
