@@ -67,7 +67,8 @@ def test_between_jobs_an_agent_is_found_and_exports_its_own_account(
     settings: Settings, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = run_dir.parent
-    with starting_agents(settings, run_dir) as start:
+    brief = settings.model_copy(update={"linger_seconds": 1.0})
+    with starting_agents(brief, run_dir) as start:
         agent = start("--dir", base)
         status = wait_for_status(base, pid=agent.pid)
         status = wait_until(lambda: _with_port(base), what="its port")
