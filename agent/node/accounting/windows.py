@@ -11,6 +11,8 @@ from mp_agent.records.merged import MergedStep
 LARGEST = float_info.max
 MAIN = ""
 """Key of the gradients of the main optimizer, or of the whole model."""
+_ROOM = 8.0
+"""Divisor, exact in binary, with which differences along a trend stay within float64."""
 _OUTER_TENTHS = 3.8
 """Distance of the outer tenths of a normal distribution, in median absolute deviations."""
 
@@ -60,10 +62,7 @@ def breadth_of_sorted(ordered: Sequence[float], center: float) -> float:
 
 
 def standard_deviation(values: Sequence[float]) -> float:
-    """Return that of the values as a whole, which are finite, to rounding; Inf beyond float64.
-
-    Asked at every step, for which `statistics.pstdev`, in fractions, is too slow.
-    """
+    """Return that of the values as a whole, which are finite, to rounding; Inf beyond float64."""
     largest = max(map(abs, values))
     if largest == 0.0:
         return 0.0
@@ -77,13 +76,13 @@ def scatter_around_trend(values: Sequence[float], count: int) -> float:
 
     Fewer values are a poor estimate, for which they count as wider.
     """
-    recent = values[-count:]
+    recent = [value / _ROOM for value in values[-count:]]
     third, last = max(1, len(recent) // 3), len(recent) - 1
     begin, end = median(recent[:third]), median(recent[-third:])
     slope = (end - begin) / max(1, len(recent) - third)
     around = sorted(value - slope * (index - last) for index, value in enumerate(recent))
     breadth = breadth_of_sorted(around, median_of_sorted(around))
-    return min(breadth * sqrt(count / len(recent)), LARGEST)
+    return min(_ROOM * breadth * sqrt(count / len(recent)), LARGEST)
 
 
 def _nearest(ordered: Sequence[float], center: float, size: int) -> tuple[int, int]:

@@ -38,12 +38,6 @@ class Node:
     """Shares that its ranks hold now."""
     holdings: list[frozenset[NodeShare]] = field(default_factory=list)
     """Shares that they held at the steps of the last report."""
-    announced: tuple[tuple[NodeShare, ...], tuple[int, ...], tuple[tuple[int, ...], ...]] = (
-        (),
-        (),
-        (),
-    )
-    """The fields of its last report from which `held` and `holdings` were computed."""
     form: tuple[ReportColumns, NodeForm] | None = None
     """The last form of its steps, and what that refers to."""
 
@@ -138,30 +132,33 @@ class NodeRegistry:
             return
         node.end = run_end([status.end for status in report.statuses])
         node.behind = furthest_behind(report.statuses)
-        announced = (report.shares, report.held, report.holdings)
-        if node.announced != announced:
+        before = node.report
+        same = (report.shares, report.held, report.holdings) == (
+            before.shares,
+            before.held,
+            before.holdings,
+        )
+        if not (same and node.holdings):
             known = [self._shares.setdefault(share, share) for share in report.shares]
             node.held, *node.holdings = (
                 frozenset(known[i] for i in indices) for indices in (report.held, *report.holdings)
             )
-            node.announced = announced
-        expected_before = node.report.expected_ranks
-        # What is the same in every report, or on every node, is kept once.
-        shares, held, holdings = node.announced
+        # The names are kept by the form of the steps, and what stays the same is kept once.
+        kept = before if same else report
         node.report = replace(
             report,
             step_columns=(),
             families=(),
-            shares=shares,
-            held=held,
-            holdings=holdings,
+            shares=kept.shares,
+            held=kept.held,
+            holdings=kept.holdings,
             steps=(),
             blocks=(),
             layers=(),
             layouts=(),
         )
         self._homes.update((status.rank, report.node_rank) for status in report.statuses)
-        if report.expected_ranks != expected_before:
+        if report.expected_ranks != before.expected_ranks:
             self._expected.clear()
             for other in self._nodes.values():
                 self._expected.update(other.report.expected_ranks)

@@ -54,7 +54,9 @@ class _OpenStep:
     nodes: set[int] = field(default_factory=set)
 
 
-_Names = tuple[tuple[str, ...], tuple[FamilyColumns, ...]]
+_ColumnNames = tuple[tuple[str, ...], tuple[FamilyColumns, ...]]
+_COLUMN_NAMES_MAX = 64
+"""Different ones that are shared; a node that changes its own all the time must not fill memory."""
 
 
 class RootMerger:
@@ -100,7 +102,7 @@ class RootMerger:
         self._ranks_reduce = False
         self._names = LayerNames()
         self._forms = Forms(families)
-        self._column_names: dict[_Names, _Names] = {}
+        self._column_names: dict[_ColumnNames, _ColumnNames] = {}
         """Of step columns and families: nearly all nodes have the same."""
         self._expected_shares: tuple[tuple[set[NodeShare], int], ExpectedShares] | None = None
         self._begun_seconds: float | None = None
@@ -277,6 +279,8 @@ class RootMerger:
         if known is None or known[0] != terms or known[1].form != form:
             read = self._forms.read(form, terms.step_columns, terms.families, terms.shares)
             names = (terms.step_columns, tuple(terms.families))
+            if len(self._column_names) >= _COLUMN_NAMES_MAX:
+                self._column_names.clear()
             step_columns, families = self._column_names.setdefault(names, names)
             kept = ReportColumns(step_columns, families, node.report.shares)
             known = node.form = (kept, read)

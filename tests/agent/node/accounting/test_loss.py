@@ -136,11 +136,20 @@ def test_a_tenth_of_the_fall_is_no_spike():
     assert fold(watch, 1.8, 1.8, 1.8) == [False] * 3
 
 
-def test_tasks_in_turn_are_no_spikes_once_the_second_has_come_again():
-    watch, losses = LossTracker(), falling(400, 40.0)
-    turns = [loss + 1.5 * (step // 20 % 2) for step, loss in enumerate(losses)]
+def test_tasks_in_turn_are_no_spikes_although_the_loss_falls():
+    watch, losses = LossTracker(), falling(600, 150.0)
+    turns = [loss + 1.0 * (step // 40 % 2) for step, loss in enumerate(losses)]
 
-    assert not any(fold(watch, *turns)[60:])
+    assert not any(fold(watch, *turns))
+
+
+def test_the_bound_of_a_falling_loss_is_not_below_its_usual_level():
+    watch = LossTracker()
+    for step, loss in enumerate(falling(300, 100.0, 0.003)):
+        fold(watch, loss)
+        level = watch.level(THRESHOLDS)
+        assert (level is None) == (step + 1 < WARM_UP_STEPS)
+        assert level is None or level.spike_bound >= level.median
 
 
 def test_of_a_constant_loss_the_floor_is_the_deviation():

@@ -5,7 +5,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mp_agent.node.accounting.windows import ValueWindow, standard_deviation
+from mp_agent.node.accounting.windows import (
+    ValueWindow,
+    scatter_around_trend,
+    standard_deviation,
+)
 
 
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=40))
@@ -23,6 +27,19 @@ def test_a_standard_deviation_at_the_ends_of_float64():
     assert standard_deviation([most, -most]) == most
     assert standard_deviation([most] * 3) == 0.0
     assert standard_deviation([most, 0.0, 0.0]) == pytest.approx(most / 3 * 2**0.5)
+
+
+def test_the_scatter_around_a_trend_is_that_of_what_is_left_without_it():
+    wave = [(-1.0) ** index for index in range(32)]
+    assert scatter_around_trend([3.0 * index for index in range(32)], 32) == pytest.approx(0.0)
+    slanting = [100.0 - 3.0 * index + each for index, each in enumerate(wave)]
+    assert scatter_around_trend(slanting, 32) == pytest.approx(1.0, rel=0.2)
+
+
+def test_the_scatter_around_a_trend_is_a_number_at_the_ends_of_float64():
+    most = float_info.max
+    for values in ([-most] * 20 + [most] * 20, [most, -most] * 20, [most] * 40):
+        assert 0.0 <= scatter_around_trend(values, 32) <= most
 
 
 @given(

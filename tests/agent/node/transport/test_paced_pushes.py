@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mp_agent.node.endpoint import Endpoint
-from mp_agent.node.transport.client import PushClient
+from mp_agent.node.transport.client import URGENT, PushClient
 from mp_agent.node.transport.pace import PushPace
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.node.transport.service import ReportHandlers
@@ -119,3 +119,26 @@ def test_what_is_put_off_arrives_later_and_is_no_failure(root, node, caplog):
     with caplog.at_level(logging.WARNING):
         play(act)
     assert caplog.text == ""
+
+
+def test_trouble_that_begins_while_a_report_waits_is_called_urgent(root, node):
+    """The report after it carries the trouble, in the same push."""
+    queries = []
+
+    class Client(PushClient):
+        async def send_rows(self, url, token, query, body):
+            queries.append(query)
+            node.urgent = True
+            return await super().send_rows(url, token, query, body)
+
+    async def act(_: PushClient) -> None:
+        client = Client()
+        link = RootLink(node, SETTINGS, client, {})
+        async with served(root, client, None) as url:
+            node.note(url=url)
+            node.waiting = [make_report(1), make_report(2)]
+            await until(link, lambda: len(node.receipts) == 2)
+        await client.close()
+
+    play(act)
+    assert [URGENT in query for query in queries] == [False, True]
