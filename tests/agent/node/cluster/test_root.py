@@ -80,6 +80,21 @@ def test_the_names_of_columns_are_kept_once_for_all_nodes():
     assert all(node is not None and node.report.step_columns == () for node in known)
 
 
+def test_column_names_that_change_with_every_report_do_not_pile_up():
+    own, other = two_nodes()
+    root = make_root(4)
+    for number in range(200):
+        for node in (own, other):
+            node.write()
+        push(root, own)
+        report = other.report()
+        more = (*report.step_columns, f"unknown{number}")
+        other.acknowledge(root.receive(replace(report, step_columns=more), 0.0, 5_000.0))
+        (step,) = closed(root)
+        assert step.get("loss") == 2.5
+    assert len(root._column_names) <= 64
+
+
 def test_a_node_that_shows_up_late_at_the_start_loses_nothing():
     own, other = two_nodes()
     root = make_root(4, deadline_seconds=2.0)
