@@ -257,12 +257,13 @@ class OptimizerState:
         group = self.groups.get(id(slot.parameter), {})
         found = self._of(slot)
         epsilon, rate = group.get("eps"), snapshot_of(group.get("lr"))
-        correction = _correction(found.get("step"), group.get("betas"))
-        if not isinstance(epsilon, float | int) or not _lies_with(slot, correction):
-            epsilon, correction = None, 1.0
+        correction = _correction(found.get("step", group.get("step")), group.get("betas"))
+        known = correction is not None and _lies_with(slot, correction)
+        if not known or not isinstance(epsilon, float | int):
+            epsilon, correction = None, None
         return UpdateRule(
             learning_rate=rate if _lies_with(slot, rate) else None,
-            correction=correction,
+            correction=1.0 if correction is None else correction,
             newest=_newest(group.get("betas")),
             epsilon=epsilon,
         )
@@ -273,14 +274,19 @@ class OptimizerState:
         return {} if "acc_delta" in found else found
 
 
-def _correction(step: object, betas: object) -> Scalar:
-    """Return 1 - β₂^step, by which Adam corrects the second moment's bias; 1 for the others."""
-    steps = scalar_of(step)
-    if steps is None or not isinstance(betas, tuple | list) or len(betas) < 2:
+def _correction(step: object, betas: object) -> Scalar | None:
+    """Return 1 - β₂^step, by which Adam corrects the second moment's bias; 1 for the others.
+
+    None where there is such a bias, and no known place says how many steps there were.
+    """
+    if not isinstance(betas, tuple | list) or len(betas) < 2:
         return 1.0
     beta = scalar_of(betas[1])
     if beta is None:
         return 1.0
+    steps = scalar_of(step)
+    if steps is None:
+        return None
     correction = 1.0 - beta ** (steps.double() if isinstance(steps, torch.Tensor) else steps)
     return correction if isinstance(correction, torch.Tensor) or correction > 0.0 else 1.0
 

@@ -53,6 +53,8 @@ class OpenStep:
     """`time.perf_counter()` at the beginning of the last backward."""
     loss_observed: bool = False
     """`observe(loss=…)` was called: its loss stands, whatever backward sees."""
+    rate_observed: bool = False
+    """`observe(lr=…)` was called: its rate stands, whatever the optimizer says."""
     loss_outdated: bool = False
     """Another optimizer has used the gradients, or they were cleared: if another backward follows,
     the loss so far is not this step's."""

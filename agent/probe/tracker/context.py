@@ -102,6 +102,18 @@ class TrackerContext:
             if rate is not None:
                 scalars["learning_rate"] = rate
 
+    def renew_learning_rate(self, watched: WatchedOptimizer) -> None:
+        """Record the learning rate that the run is about to step with, if it was recorded before.
+
+        A script may set it between clipping, which shows the gradients, and the step.
+        """
+        step = self.boundaries.step
+        if watched is not (self.registry.first or watched) or watched.label in step.stepped:
+            return
+        if step.scalars.get("learning_rate") is not None and not step.rate_observed:
+            del step.scalars["learning_rate"]
+            self.note_learning_rate(watched)
+
     def note_trainer_step(self, watched: WatchedOptimizer, sequence: int) -> None:
         """Learn the trainer's number of step `sequence`, the next one of an optimizer."""
         if (optimizer := watched.optimizer) is not None:

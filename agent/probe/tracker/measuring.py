@@ -210,6 +210,8 @@ class GradientMeasuring:
                 self._note_changed_gradients(point)
                 self._note_factors(step, point)
             context.recorder.measure(step, scaled, point)
+        elif watched.of_run:
+            context.renew_learning_rate(watched)
         if not context.trains_other_model:
             context.parts.optimizer_begins()
 
@@ -388,6 +390,7 @@ class LossScalingTracking:
         if thread.scaler_steps is not None:
             thread.scaler_steps.scaled = True
             context.note_loss_scale(scaler, thread.scaler_steps)
+            context.renew_learning_rate(thread.scaler_steps)
             thread.optimizer_stepped = False
 
     def lets_step(self) -> None:

@@ -182,11 +182,8 @@ class OptimizerSteps:
             return
         if not context.registry.roles.has_new_gradients(watched):
             return
-        rate, scalars = snapshot_of(watched.learning_rate()), context.step.scalars
         watched.follow(optimizer)
-        if not watched.label and isinstance(rate, float) and scalars.get("learning_rate") == rate:
-            del scalars["learning_rate"]  # the script has not given another one
-            context.note_learning_rate(watched)
+        context.renew_learning_rate(watched)
 
     def _is_part_of_enclosing(self, optimizer: Optimizer, watched: WatchedOptimizer) -> bool:
         """Return whether a step within another one, which has been counted, updates the same.

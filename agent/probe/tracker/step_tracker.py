@@ -213,7 +213,7 @@ class StepTracker:
             context.trainer_step.observe(int(step), context.step.sequence)
             context.update_trainer_lead()
         if (rate := snapshot_of(lr)) is not None:
-            context.step.scalars["learning_rate"] = rate
+            context.step.scalars["learning_rate"], context.step.rate_observed = rate, True
         if (count := snapshot_of(tokens)) is not None:
             context.step.scalars["tokens"] = add(context.step.scalars.get("tokens"), count)
 

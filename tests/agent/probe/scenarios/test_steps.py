@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from math import isnan
+from math import inf, isnan
 
 import pytest
 import torch
@@ -58,6 +58,49 @@ class TestStep:
         assert contents.values(0)["tokens"] == 128
         assert contents.values(1)["learning_rate"] == 0.125
         assert "tokens" not in contents.values(1)
+
+    def test_learning_rate_is_the_one_that_the_optimizer_steps_with(self, watch):
+        """Some scripts set it between clipping and the step, as build-nanogpt does."""
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        for rate in (0.5, 0.25):
+            make_loss(model).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.step()
+        watched.probe.observe(lr=0.0625)
+        make_loss(model).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.param_groups[0]["lr"] = 0.125
+        optimizer.step()
+        assert watched.read().column("learning_rate") == [0.5, 0.25, 0.0625]
+
+    def test_learning_rate_set_after_unscaling_is_that_of_the_step_done_or_skipped(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        scaler = torch.amp.GradScaler("cpu")
+        for rate, factor in ((0.5, 1.0), (0.25, inf)):
+            scaler.scale(make_loss(model) * factor).backward()
+            scaler.unscale_(optimizer)
+            optimizer.param_groups[0]["lr"] = rate
+            scaler.step(optimizer)
+            scaler.update()
+        contents = watched.read()
+        assert contents.column("learning_rate") == [0.5, 0.25]
+        assert contents.column("skipped") == [0.0, 1.0]
+
+    def test_learning_rate_is_not_that_of_a_schedule_ahead_of_a_second_optimizer(self, watch):
+        watched, model = watch(), make_model()
+        halves = [torch.optim.SGD([one], lr=0.5) for one in model.parameters()]
+        schedule = torch.optim.lr_scheduler.ExponentialLR(halves[0], 0.5)
+        for _ in range(3):
+            make_loss(model).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            halves[0].step()
+            schedule.step()
+            for later in halves[1:]:
+                later.step()
+        assert watched.read().column("learning_rate") == [0.5, 0.25, 0.125]
 
     def test_that_raised_leaves_an_open_record_and_is_done_again(self, watch):
         watched, model = watch(), make_model()
