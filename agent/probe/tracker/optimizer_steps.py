@@ -7,7 +7,6 @@ from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.live_objects import LibraryOptimizer
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
-from mp_agent.probe.scalars import snapshot_of
 from mp_agent.probe.step.thread_progress import (
     is_step_within_its_own,
     running_step,

@@ -286,7 +286,7 @@ class _CountsInGroup(torch.optim.Adam):
 
 
 class _CountsByItself(_CountsInGroup):
-    """Counts its steps where nobody else looks."""
+    """Counts its steps where no other code looks."""
 
     _count = 0
 
