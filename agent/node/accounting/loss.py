@@ -257,13 +257,16 @@ class LossTracker(ModelTracker):
         since = sorted(settled[(fallen + 1) * BLOCK_STEPS if fallen else 0 :])
         above = len(since) - bisect_right(since, bound)
         noisy = above > NOISY_SHARE * len(since)
+        # What is above in the earlier half alone is the fall as well, which one block may hide.
+        goes_on = noisy and max(settled[len(settled) // 2 :]) > bound
+        falling = None if goes_on else self._bound_of_fall(levels, thresholds)
         if noisy:
             bound = _bound(center, thresholds["loss_spike_noisy_deviations"] * used)
             high = since[int(_HIGH_SHARE * len(since))]
             bound = max(bound, _bound(center, 2 * (high - center)))
-        elif (falling := self._bound_of_fall(levels, thresholds)) is not None:
+        if falling is not None:
             bound = min(bound, max(falling, center))
-        elif fallen:
+        elif fallen and not noisy:
             bound = max(bound, _bound(center, _FALL_SHARE * (max(levels) - center)))
         return LossLevel(median=center, deviation=spread, spike_bound=bound, noisy=noisy)
 
@@ -277,13 +280,15 @@ class LossTracker(ModelTracker):
         between tasks in turn, say.
         """
         scatter = scatter_around_trend(self.window, _FALLING_STEPS)
+        distance = thresholds["loss_spike_noisy_deviations"] * scatter
         latest = self.window[-_FALLING_STEPS - _JUDGED_STEPS : -_JUDGED_STEPS]
-        bound = _bound(max(latest), thresholds["loss_spike_noisy_deviations"] * scatter)
+        bound = _bound(max(latest), distance)
         lowest = accumulate(levels, min)
         risen = max(level - low for level, low in zip(levels, lowest, strict=True))
         now = median(latest)
         bound = max(bound, _bound(now, _FALL_SHARE * (max(levels) - now)))
-        return bound if scatter > 0.0 and max(levels) > bound > now + 2 * risen else None
+        falls = max(levels) > _bound(now, distance) > now
+        return bound if falls and bound > now + 2 * risen else None
 
     def trend(self, thresholds: Mapping[str, float]) -> float | None:
         """Return by how many deviations the loss rose from one long window to the next.

@@ -122,6 +122,25 @@ def test_a_jump_of_a_loss_that_fell_until_lately_is_a_spike(scale_steps, before,
     assert fold(watch, after, 1.02 * after) == [False, True]
 
 
+@pytest.mark.parametrize("fall", [1.0, 1.2])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_jump_by_as_much_as_the_loss_fell_is_a_spike(fall, seed):
+    """A fall of about as much as the bound's distance, most of it within few blocks."""
+    random, watch = Random(seed), LossTracker()
+    levels = [2.3 + fall * exp(-step / 40) for step in range(150)]
+    assert not any(fold(watch, *(level * random.gauss(1.0, 0.03) for level in levels)))
+    assert any(fold(watch, *(3.6 * random.gauss(1.0, 0.01) for _ in range(4))))
+
+
+def test_outliers_that_go_on_are_no_spikes_although_the_loss_falls():
+    random, watch = Random(0), LossTracker()
+    levels = (2.3 + 1.5 * exp(-step / 100) for step in range(400))
+    losses = [level * random.gauss(1.0, 0.01) for level in levels]
+    outliers = [2.0 * loss if step % 53 < 3 else loss for step, loss in enumerate(losses)]
+
+    assert not any(fold(watch, *outliers))
+
+
 @pytest.mark.parametrize("scale_steps", [15.0, 60.0, 200.0, 1000.0])
 @pytest.mark.parametrize("scatter", [0.005, 0.03, 0.1])
 def test_the_scatter_of_a_falling_loss_is_no_spike(scale_steps, scatter):
