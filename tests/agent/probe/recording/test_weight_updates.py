@@ -292,7 +292,7 @@ class _CountsByItself(_CountsInGroup):
 
 
 def test_the_bias_of_moments_is_known_from_a_count_in_the_group(watch):
-    """Without it, gradients seem to outgrow a young second moment thirtyfold."""
+    """Without it, gradients seem to have outgrown the second moment of the first steps."""
     watched, loop = watch(layer_interval=1), Loop(_CountsInGroup, lr=1e-2)
     for _ in range(3):
         loop.step()
