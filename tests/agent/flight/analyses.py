@@ -11,7 +11,10 @@ from tests.agent.records.samples import make_condition
 EVIL = "</script><script>alert(1)</script>&\"'\u2028"
 
 
-def analysis_of(*steps, tables=(), run="llama", name="weight", ranks=1, conditions=()) -> Analysis:
+def analysis_of(
+    *steps, tables=(), run="llama", name="weight", ranks=1, conditions=(), history=None
+) -> Analysis:
+    """Return what is said of steps. history: what is judged of them, where that is known."""
     table = layers(63, {name: {"sum_squares": 4.0, "elements": 9.0}, "b": {"nan_elements": 1.0}})
     logs = (
         make_log(rank, segments=(make_segment(),), run=run, host=name, world_size=ranks)
@@ -25,7 +28,9 @@ def analysis_of(*steps, tables=(), run="llama", name="weight", ranks=1, conditio
         conditions=tuple(conditions),
         notes=(name,),
     )
-    return analyse(evidence, history_of(steps, tables or (table,), evidence.values))
+    if history is None:
+        history = history_of(steps, tables or (table,), evidence.values)
+    return analyse(evidence, history)
 
 
 def exploding(**names: str) -> Analysis:

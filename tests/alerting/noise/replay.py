@@ -73,9 +73,15 @@ _START_UNIX_SECONDS = 1_700_000_000.0
 _ELEMENTS = 1000.0
 _LINGER_SECONDS = 120.0
 
+
+class _WithoutConditions(ConditionTracker):
+    def after_step(self, *_: object) -> None:
+        """Do nothing: to read all gauges after each step takes a while."""
+
+
 _NO_DETECTORS = (
     "mp_agent.node.run.state.ConditionTracker",
-    partial(ConditionTracker, conditions=()),
+    partial(_WithoutConditions, conditions=()),
 )
 _EVERY_STEP = ("mp_agent.node.conditions.tracker.PROCESSOR_SHARE", 1.0)
 """However long a judgement takes here, so that two recordings of a scenario are the same."""

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from pydantic import TypeAdapter
 
+from mp_agent.catalog.metric import Scope
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
@@ -27,8 +28,9 @@ class Run:
     def __init__(self, noise: float = 0.02) -> None:
         self.random = Random(1)
         self.noise = noise
+        counters = CounterStore(metrics={Scope.RUN: (SPIKES,)})
         self.account = Accumulator(
-            resolve({}), progress=Progress(), counters=CounterStore(), window_seconds=120.0
+            resolve({}), progress=Progress(), counters=counters, window_seconds=120.0
         )
 
     def train(self, steps: int, first: float, last: float, **columns: float) -> "Run":
