@@ -185,7 +185,7 @@ class Causes(Enum):
     )
     GRADIENT_UNDERFLOW = Cause(
         "gradient_underflow",
-        "Gradients underflow: layers stop learning",
+        "Gradients become zero or too small: layers stop learning",
         ("MpAgentGradientUnderflow", "MpAgentLayerGradientDead", "MpAgentGradientVanishing"),
         shown_by=("MpAgentGradientUnderflow", "MpAgentLayerGradientDead"),
         phase="backward",

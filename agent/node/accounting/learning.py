@@ -51,7 +51,9 @@ _CLEAR_LOSSES = 16
 """First losses above 0 after which a loss of 0 is not one that began there, as in GRPO."""
 
 WARM_UP_STEPS = 100
-"""Steps during which the learning rate may rise freely."""
+"""Steps during which the learning rate may rise freely, unless it rises step by step."""
+_GRADUAL_RISES = 16
+"""Steps with a higher rate than ever before after which a warm-up rises step by step."""
 _PLATEAU_STEPS = 1000
 """Steps during which the first change of the rate may end a warm-up at a constant rate."""
 _SUSPECT_STEPS = 64
@@ -78,6 +80,8 @@ class LearningTracker(ModelTracker):
     """Consecutive steps whose clipping saw gradients still multiplied by the loss scale."""
     rates: int = 0
     highest_rate: float = 0.0
+    rises: int = 0
+    """Steps whose rate was above all previous ones, up to `_GRADUAL_RISES`."""
     rate_jumped: bool = False
     """Whether the last step's learning rate was far above all previous ones, or proved a jump."""
     rate_jump_step: int | None = None
@@ -223,7 +227,8 @@ class LearningTracker(ModelTracker):
         if rate is None:
             return
         self.rates += 1
-        settled = self.rates > WARM_UP_STEPS and self.highest_rate > 0.0
+        warmed_up = self.rates > WARM_UP_STEPS or self.rises >= _GRADUAL_RISES
+        settled = warmed_up and self.highest_rate > 0.0
         far = settled and rate >= jump * self.highest_rate
         self.rate_raised = settled and rate >= sqrt(jump) * self.highest_rate
         if far and not self.rate_changed and self.rates <= _PLATEAU_STEPS:
@@ -232,6 +237,7 @@ class LearningTracker(ModelTracker):
             self.rate_jumped = far
         self._fold_restart(rate)
         self.rate_changed |= self.highest_rate > 0.0 and rate != self.highest_rate
+        self.rises = min(self.rises + (rate > self.highest_rate), _GRADUAL_RISES)
         self.highest_rate = max(self.highest_rate, rate)
 
     def _fold_restart(self, rate: float) -> None:

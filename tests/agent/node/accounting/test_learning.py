@@ -60,6 +60,27 @@ def test_a_rate_that_was_constant_for_long_was_no_warm_up(account: Accumulator) 
     assert jumps(account, 10, FULL) == 1
 
 
+def rises(account: Accumulator, steps: int) -> int:
+    return sum(jumps(account, 1, FULL * step / steps) for step in range(1, steps + 1))
+
+
+def test_a_rate_that_rose_step_by_step_jumps_within_the_first_hundred_steps(
+    account: Accumulator,
+) -> None:
+    assert rises(account, 16) == 0
+    assert jumps(account, 20, FULL) == 0
+    assert jumps(account, 20, 10 * FULL) == 1
+
+
+def test_a_few_rises_are_a_warm_up_that_may_go_on_by_more(account: Accumulator) -> None:
+    assert rises(account, 15) == 0
+    assert jumps(account, 20, 10 * FULL) == 0
+
+
+def test_a_rate_that_doubles_at_every_step_is_a_search_for_one(account: Accumulator) -> None:
+    assert sum(jumps(account, 1, LOW * 2**step) for step in range(60)) == 0
+
+
 def spikes(account: Accumulator, levels: list[tuple[int, float, float]]) -> float:
     """Go through steps at each loss and rate; return how many belong to a spike."""
     random, sequence = Random(1), 0

@@ -110,6 +110,12 @@ def test_a_loss_that_has_doubled_is_lost_within_thirty_losses(noise: float, step
         assert run.train(30, 5.6, 5.6).lost
 
 
+def test_so_is_one_that_leapt_when_the_rate_jumped_and_doubled_only_later():
+    run = learned().train(30, 4.5, 5.1, learning_rate=3.0)
+    assert not run.lost
+    assert run.train(36, 5.1, 7.0, learning_rate=3.0).lost
+
+
 def test_one_that_doubles_and_falls_again_is_not_nor_is_one_that_never_fell():
     for decay_steps in (30, 100, 200):
         run = learned().train(20, 2.6, 9.0)
