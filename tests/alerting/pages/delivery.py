@@ -20,6 +20,8 @@ from tools.servers.running import alertmanager, read_json
 _TIME_SCALE = 1 / 20
 _BEGAN = datetime(2026, 1, 2, 3, 0, tzinfo=UTC)
 """When every run began."""
+_MARGIN = timedelta(minutes=1)
+"""Longer than it takes a busy machine to send alerts."""
 _ADDRESS = "http://alertmanager.example"
 
 
@@ -47,12 +49,12 @@ def deliver(
 
 
 def _moments(since_seconds: Sequence[float]) -> dict[float, datetime]:
-    """Return by beginning when an alert begins for Alertmanager: now, as in operation.
+    """Return by beginning when an alert begins for Alertmanager: once it has received them all.
 
     A group whose first alert is older than `group_wait` is sent at once, without those that come
     with it.
     """
-    now = datetime.now(UTC).replace(microsecond=0)
+    now = datetime.now(UTC).replace(microsecond=0) + _MARGIN
     return {
         since: now + timedelta(seconds=rank)
         for rank, since in enumerate(sorted(set(since_seconds)))
