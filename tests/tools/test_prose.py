@@ -129,7 +129,6 @@ def test_a_wrong_rule_is_named(tmp_path: Path, entry: str, message: str) -> None
         read_configuration(path)
 
 
-@pytest.mark.slow
 def test_every_rule_finds_its_own_phrase() -> None:
     rules = read_configuration().rules
     for phrase in ("as the documents have it", "Make sure", "patience", "is told", "beside it"):

@@ -53,7 +53,7 @@ _CLEAR_LOSSES = 16
 WARM_UP_STEPS = 100
 """Steps during which the learning rate may rise freely, unless it rises step by step."""
 _GRADUAL_RISES = 16
-"""Steps with a higher rate than ever before after which a warm-up rises step by step."""
+"""Steps with a new highest rate, from which on a warm-up is known to rise step by step."""
 _PLATEAU_STEPS = 1000
 """Steps during which the first change of the rate may end a warm-up at a constant rate."""
 _SUSPECT_STEPS = 64

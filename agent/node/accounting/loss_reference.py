@@ -99,8 +99,8 @@ class Doubling:
         self._climb(latest, step, rise, way)
         self.lost &= rise > _RECOVERED_SHARE * way
         if self.grown_steps >= _AT_ONCE_SHARE * thresholds["loss_lost_steps"]:
-            since = self.climb_steps + self.grown_steps + LATEST_STEPS
-            near = unharmed_steps is not None and unharmed_steps <= since
+            set_out_steps = self.climb_steps + self.grown_steps
+            near = unharmed_steps is not None and unharmed_steps <= set_out_steps + LATEST_STEPS
             climbed = self.climb_steps >= CLIMB_STEPS and not self.leapt
             at_top = rise >= _AT_TOP_SHARE * (self.highest - self.best)
             self.lost |= (climbed or near) and at_top and move >= -_FALL_SHARE * rise

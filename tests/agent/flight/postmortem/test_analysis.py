@@ -10,7 +10,7 @@ from mp_agent.flight.postmortem.analysis import remedies_for
 from mp_agent.flight.postmortem.diagnosis import ALERTING, Causes
 from mp_agent.flight.report import verdict
 from tests.agent.flight.analyses import analysis_of
-from tests.agent.flight.builders import calm, history_of
+from tests.agent.flight.builders import calm, history_of, layers
 from tests.agent.node.builders import merged_step
 from tests.agent.records.samples import make_condition
 
@@ -26,6 +26,7 @@ COURSES = {
     "falling": [merged_step(n, norm=5e-3, loss=100.0 * 0.9**n) for n in range(1, 150)],
     "without a step": [],
 }
+NAN_LAYER = layers(63, {"weight": {"sum_squares": 4.0}, "b": {"nan_elements": 1.0}})
 
 
 @pytest.mark.parametrize("cause", Causes)
@@ -33,9 +34,11 @@ def test_every_cause_has_remedies_in_the_catalog(cause):
     assert remedies_for(cause.value)
 
 
+@pytest.mark.parametrize("tables", [(), (NAN_LAYER,)], ids=["no layers", "NaN in a layer"])
 @pytest.mark.parametrize("course", COURSES)
-def test_no_run_with_an_alert_is_called_normal(course):
-    history, called_normal, unnamed = history_of(COURSES[course], (), values_in_force()), [], []
+def test_no_run_with_an_alert_is_called_normal(course, tables):
+    history = history_of(COURSES[course], tables, values_in_force())
+    called_normal, unnamed = [], []
     for condition in (replace(one, ended_step=end) for one in FIRED for end in (0, 55)):
         found = analysis_of(conditions=[condition], history=history)
         if not any(condition.name in finding.alerts for finding in found.findings):
