@@ -1,5 +1,6 @@
 """Panels for metrics that no board places by hand: made from their catalog record alone."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -32,16 +33,16 @@ def with_unplaced_metrics(
     boards: tuple[Board, ...], metrics: Iterable[Metric] = METRICS
 ) -> tuple[Board, ...]:
     """Return the boards, each with a last row of the metrics of its scope that no panel shows."""
-    shown = " ".join(
-        query.expression for board in boards for p in board.panels for query in p.queries
+    shown = _names(
+        query.expression for board in boards for panel in board.panels for query in panel.queries
     )
-    missing = [metric for metric in metrics if f"{metric.prometheus_name}" not in _names(shown)]
+    missing = [metric for metric in metrics if metric.prometheus_name not in shown]
     return tuple(_extended(board, missing) for board in boards)
 
 
-def _names(expressions: str) -> set[str]:
+def _names(expressions: Iterable[str]) -> set[str]:
     """Return all words of some expressions, a histogram's parts by its own name."""
-    words = set("".join(c if c.isalnum() or c == "_" else " " for c in expressions).split())
+    words = {word for expression in expressions for word in re.findall(r"\w+", expression)}
     return words | {word.removesuffix("_bucket") for word in words}
 
 
