@@ -36,7 +36,7 @@ class Scope(Enum):
     AGENT = ("run", "node_rank")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
     """One exported family, made by `gauge`, `counter`, `info` or `histogram` of its scope.
 
@@ -118,7 +118,7 @@ class Metric:
         return (*self.scope.value, *self.labels, *self.optional_labels)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunMetric(Metric):
     """A metric of the run."""
 
@@ -128,7 +128,7 @@ class RunMetric(Metric):
     evidence_step: Callable[[StepTransition], int | None] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerMetric(Metric):
     """A metric of each layer, or other row of a family's tables."""
 
@@ -137,7 +137,7 @@ class LayerMetric(Metric):
     count: Callable[[LayerView], Reading] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankMetric(Metric):
     """A metric of each rank of a node; counted from the observed columns of its record."""
 
@@ -146,7 +146,7 @@ class RankMetric(Metric):
     count: Callable[[Mapping[str, float]], Reading] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AgentMetric(Metric):
     """A metric of a node agent."""
 

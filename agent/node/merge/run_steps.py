@@ -296,17 +296,26 @@ class StepMerge:
         values = {}
         for name in self._values | self._arrays:
             algebra = STEP_COLUMNS_BY_NAME[name].algebra
-            if algebra is not Algebra.OWN:
-                values[name] = algebra.merged_array(*self._column(name))
+            if algebra is Algebra.OWN:
+                continue
+            counts_N = self._counts(name) if algebra is Algebra.MEAN else None
+            values[name] = algebra.merged_array(self._column(name), counts_N)
         return {name: value for name, value in values.items() if isfinite(value)}
 
-    def _column(self, name: str) -> tuple[FloatArray, npt.NDArray[np.int64]]:
-        """Return the values of a step column, and of how many ranks each is."""
-        single, arrays = self._values.get(name, ()), self._arrays.get(name, ())
-        values = [np.array([value.value for value in single]), *(own for own, _ in arrays)]
-        counts = [np.array([value.count for value in single], dtype=np.int64)]
-        counts += [np.full(len(own), count, dtype=np.int64) for own, count in arrays]
-        return np.concatenate(values), np.concatenate(counts)
+    def _column(self, name: str) -> FloatArray:
+        """Return the values of a step column."""
+        single = [value.value for value in self._values.get(name, ())]
+        arrays = [own for own, _ in self._arrays.get(name, ())]
+        return np.concatenate([single, *arrays])
+
+    def _counts(self, name: str) -> npt.NDArray[np.int64]:
+        """Return of how many ranks each value of a step column is."""
+        single = [value.count for value in self._values.get(name, ())]
+        arrays = [(len(own), count) for own, count in self._arrays.get(name, ())]
+        return np.repeat(
+            np.array([*single, *(count for _, count in arrays)], dtype=np.int64),
+            [1] * len(single) + [size for size, _ in arrays],
+        )
 
     def _observed_compute_seconds(self) -> dict[int, float]:
         ranks = np.flatnonzero(np.isfinite(self._compute_seconds))

@@ -50,6 +50,9 @@ class Algebra(Enum):
 
         counts: of how many ranks each is, for a MEAN; one each by default.
         """
+        if len(values) == 1 and self is not Algebra.OWN:
+            # Of one node, most are: adding 0 makes -0.0 and 0.0 the same, as a sum does.
+            return values[0] + 0.0 if self in (Algebra.SUM, Algebra.MEAN) else values[0]
         observed = [value for value in values if not isnan(value)]
         if not observed:
             return nan
@@ -65,6 +68,8 @@ class Algebra(Enum):
         self, values_N: FloatArray, counts_N: npt.NDArray[np.int64] | None = None
     ) -> float:
         """Return the same as `merged` of an array, bit for bit."""
+        if len(values_N) == 1:
+            return self.merged(values_N.tolist())
         there_N = ~np.isnan(values_N)
         observed = values_N[there_N]
         if not len(observed):
@@ -282,6 +287,8 @@ class ColumnFamily:
 
     def merged_array(self, rows_NC: FloatArray) -> dict[str, float]:
         """Return the same as `merged` of an array."""
+        if len(rows_NC) == 1:
+            return self.merged(rows_NC.tolist())
         values = {
             column.name: column.algebra.merged_array(values_N)
             for column, values_N in zip(self.columns, rows_NC.T, strict=True)
