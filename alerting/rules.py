@@ -58,7 +58,7 @@ def render_rules(
         if rules:
             rule_groups.append({"name": f"mp-agent.{group}", "rules": rules})
     rule_groups += [
-        {"name": f"mp-agent.{group}", "rules": _records(expressions)}
+        {"name": f"mp-agent.ranks.{group}", "rules": _records(expressions)}
         for group, expressions in rank_recordings(values).items()
     ]
     return yaml_text({"groups": rule_groups}, heading or rules_heading())
@@ -90,6 +90,10 @@ def rank_recordings(values: Values) -> Mapping[str, Mapping[str, str]]:
     Boards read this, never the ranks themselves: a query over hours of 100 000 ranks takes minutes,
     or is refused. Of single ranks and nodes at most ten are recorded at a time, and only those that
     stand out: the worst of equals would be others each time, and in the end all of them.
+
+    A store needs a quarter of a second to read one series of each of 100 000 ranks, and evaluates a
+    group's rules one after the other: a group reads them at most three times. What stands out is
+    compared with a median of the evaluation before.
     """
 
     def ranks(name: str, *matchers: Where) -> str:
@@ -105,8 +109,9 @@ def rank_recordings(values: Values) -> Mapping[str, Mapping[str, str]]:
     def median(series: str) -> str:
         return f"quantile by ({_RUN}) (0.5, {series})"
 
-    def against(run: str) -> str:
-        return f"on ({_RUN}) group_left () ({run})"
+    def against(recorded: str, *keep: str, factor: float) -> str:
+        on = ", ".join((_RUN, *keep))
+        return f"on ({on}) group_left () ({factor} * {recorded})"
 
     up, step = ranks("mp_agent_rank_up"), ranks("mp_agent_rank_step")
     compute, loss = ranks("mp_agent_rank_compute_seconds"), ranks("mp_agent_rank_loss")
@@ -117,78 +122,101 @@ def rank_recordings(values: Values) -> Mapping[str, Mapping[str, str]]:
     last = f"bottomk by ({_RUN}) (10, {step})"
     parts = "mp_agent_rank_step_part_seconds_total"
     window = values.duration(SCRAPE_GAP)
-    mean = all_of("avg", f"rate({ranks(parts)}[{window}])", "part")
     own = f"rate({ranks(parts, Where('part', '!=', 'backward'))}[{window}])"
     overhead = ranks("mp_agent_overhead_ratio")
     device = ranks("mp_agent_probe_device_seconds_total")
     lags = f"{furthest} - on ({_RUN}) group_right () {step}"
-    ratios = f"{compute} / {against(median(compute))}"
     troubles = " + ".join(all_of("max", ranks(name), "node_rank") for name in AGENT_TROUBLES)
+    usual_compute, usual_norm = (
+        f"run:mp_agent_rank_{name}:median" for name in ("compute_seconds", "local_grad_norm")
+    )
+    usual_parts = f"run_part:{parts}:rate"
+    ratios = f"{compute} / {against(usual_compute, factor=1)}"
     return {
-        "ranks-up": {
+        "up": {
             "run:mp_agent_rank_up:sum": all_of("sum", up),
             "run:mp_agent_rank_up:count": all_of("count", up),
+        },
+        "phases": {
             "run_phase:mp_agent_rank_phase_info:count": all_of(
                 "count", ranks("mp_agent_rank_phase_info"), "phase"
             ),
         },
-        "ranks-steps": {
+        "lag": {
             "run_lag:mp_agent_rank_step:count": f"count_values by ({_RUN}) "
             f'("lag", clamp_max(round({lags}, 5), 50))',
+        },
+        "furthest-behind": {
             "run_rank:mp_agent_rank_step:lag": all_of(
                 "max", f"{furthest} - on ({_RUN}) group_right () ({last})", "rank"
             )
             + f" > {_LAG_STEPS}",
+        },
+        "last-step": {
             "run:mp_agent_rank_last_step_timestamp_seconds:age": f"time() - {all_of('min', alive)}",
+        },
+        "longest-without-a-step": {
             "run_rank:mp_agent_rank_last_step_timestamp_seconds:age": f"time() - "
             f"{all_of('min', f'bottomk by ({_RUN}) (10, {alive})', 'rank')} > {_AGE_SECONDS}",
         },
-        "ranks-compute": {
-            "run:mp_agent_rank_compute_seconds:median": median(compute),
+        "compute": {
+            usual_compute: median(compute),
             "run:mp_agent_rank_compute_seconds:max": all_of("max", compute),
+        },
+        "slowest": {
             "run_rank:mp_agent_rank_compute_seconds:max": f"{worst(compute, 'rank')} > "
-            f"{against(f'{_ODD} * {median(compute)}')}",
+            f"{against(usual_compute, factor=_ODD)}",
+        },
+        "slowest-nodes": {
             "run_node:mp_agent_rank_compute_seconds:min": "topk by "
             f"({_RUN}) (10, {all_of('min', compute, 'instance')}) > "
-            f"{against(f'{_ODD} * {median(compute)}')}",
+            f"{against(usual_compute, factor=_ODD)}",
         },
-        "ranks-compute-ratio": {
+        "compute-ratio": {
             "run_ratio:mp_agent_rank_compute_seconds:count": f"count_values by ({_RUN}) "
             f'("ratio", clamp_max(round({ratios}, 0.1), 3))',
         },
-        "ranks-loss": {
+        "loss": {
             "run:mp_agent_rank_loss:min": all_of("min", loss),
-            "run:mp_agent_rank_loss:median": median(loss),
             "run:mp_agent_rank_loss:max": all_of("max", loss),
+        },
+        "loss-median": {"run:mp_agent_rank_loss:median": median(loss)},
+        "nonfinite-losses": {
             "run_rank:mp_agent_rank_loss_nonfinite_steps_total:max": worst(
                 f"{ranks('mp_agent_rank_loss_nonfinite_steps_total')} > 0", "rank"
             ),
         },
-        "ranks-local-gradients": {
-            "run:mp_agent_rank_local_grad_norm:median": median(norm),
+        "local-gradients": {usual_norm: median(norm)},
+        "largest-local-gradients": {
             "run_rank:mp_agent_rank_local_grad_norm:max": f"{worst(norm, 'rank')} > "
-            f"{against(f'{_ODD_NORM} * {median(norm)}')}",
+            f"{against(usual_norm, factor=_ODD_NORM)}",
+        },
+        "nonfinite-local-gradients": {
             "run_rank:mp_agent_rank_local_grad_nonfinite_elements_total:max": worst(
                 f"{ranks('mp_agent_rank_local_grad_nonfinite_elements_total')} > 0", "rank"
             ),
         },
-        "ranks-probe": {
+        "overhead": {
             "run_resource:mp_agent_overhead_ratio:max": all_of("max", overhead, "resource"),
+        },
+        "overhead-median": {
             "run_resource:mp_agent_overhead_ratio:median": f"quantile by ({_RUN}, resource) "
             f"(0.5, {overhead})",
+        },
+        "device-time": {
             "run:mp_agent_probe_device_seconds_total:rate": all_of(
                 "avg", f"rate({device}[{window}])"
             ),
         },
-        "ranks-agents": {
+        "agents": {
             "run_node:mp_agent_troubles:sum": f"topk by ({_RUN}) (10, {troubles} > 0)",
         },
-        "ranks-step-parts": {
-            "run_part:mp_agent_rank_step_part_seconds_total:rate": mean,
+        "step-parts": {usual_parts: all_of("avg", f"rate({ranks(parts)}[{window}])", "part")},
+        "longest-step-parts": {
             "run_rank_part:mp_agent_rank_step_part_seconds_total:rate": all_of(
                 "max", f"topk by ({_RUN}, part) (10, {own})", "rank", "part"
             )
-            + f" > on ({_RUN}, part) group_left () ({_ODD} * {mean})",
+            + f" > {against(usual_parts, 'part', factor=_ODD)}",
         },
     }
 

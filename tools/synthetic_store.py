@@ -189,24 +189,25 @@ def record(
 ) -> None:
     """Add to the store in `directory`/data what rules would have recorded meanwhile.
 
-    binaries: promtool and Prometheus.
+    binaries: promtool and Prometheus. Twice, since some rules read what others record.
     """
     promtool, prometheus = binaries
-    with prometheus_over(prometheus, directory) as url:
-        subprocess.run(
-            [
-                promtool,
-                *("tsdb", "create-blocks-from", "rules"),
-                f"--start={int(end_unix_seconds - size.hours * 3600)}",
-                f"--end={end_unix_seconds}",
-                f"--eval-interval={size.interval_seconds}s",
-                f"--url={url}",
-                f"--output-dir={directory / 'data'}",
-                rules,
-            ],
-            check=True,
-            capture_output=True,
-        )
+    for _ in range(2):
+        with prometheus_over(prometheus, directory) as url:
+            subprocess.run(
+                [
+                    promtool,
+                    *("tsdb", "create-blocks-from", "rules"),
+                    f"--start={int(end_unix_seconds - size.hours * 3600)}",
+                    f"--end={end_unix_seconds}",
+                    f"--eval-interval={size.interval_seconds}s",
+                    f"--url={url}",
+                    f"--output-dir={directory / 'data'}",
+                    rules,
+                ],
+                check=True,
+                capture_output=True,
+            )
 
 
 @contextmanager

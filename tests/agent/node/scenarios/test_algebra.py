@@ -251,6 +251,27 @@ def test_the_identity_changes_nothing(algebra):
         assert algebra.merged([value, algebra.identity]) == value
 
 
+@pytest.mark.parametrize("algebra", [Algebra.SUM, Algebra.MAX, Algebra.MIN, Algebra.MEAN])
+@given(pairs=st.lists(st.tuples(st.floats(width=64), st.integers(1, 9)), min_size=1, max_size=4))
+@example(pairs=[(-0.0, 3)])
+@example(pairs=[(1.7e308, 9)])
+@example(pairs=[(0.1, 3)])
+@example(pairs=[(nan, 1), (-0.0, 2)])
+def test_an_array_is_merged_as_a_list_is_bit_for_bit(algebra, pairs):
+    values, counts = zip(*pairs, strict=True)
+    listed = algebra.merged(values, counts)
+    merged = algebra.merged_array(np.array(values), np.array(counts))
+    assert (isnan(listed) and isnan(merged)) or np.float64(listed).tobytes() == np.float64(
+        merged
+    ).tobytes()
+
+
+@pytest.mark.parametrize("algebra", [Algebra.SUM, Algebra.MAX, Algebra.MIN, Algebra.MEAN])
+@given(value=st.floats(allow_nan=False))
+def test_a_value_with_absent_ones_is_merged_as_it_is_alone(algebra, value):
+    assert algebra.merged([value]) == algebra.merged([nan, value]) == value
+
+
 def test_an_absent_value_does_not_make_a_layer_uncounted():
     table = rank_layers(0, make_schema(), row(nan)[None])
     (view,) = merge_node_layers([[table]]).views(step_judged=True)
