@@ -18,6 +18,12 @@ from mp_agent.records.columns import GRADIENTS, STEP_COLUMN_NAMES
 
 FloatArray = npt.NDArray[np.float64]
 
+UNUSED_GRADIENTS_AT_MOST = 64
+"""How often gradients are cleared before any optimizer steps until none is expected to."""
+NEVER_STEPPED = (
+    f"gradients of an optimizer that has not stepped in {UNUSED_GRADIENTS_AT_MOST} backwards"
+)
+
 
 class Phase(IntEnum):
     """Phase of a rank; written to the ring's header by each hook. Never renumbered."""
@@ -109,6 +115,11 @@ class RankState:
     """Host time that the probe has taken since it attached."""
     unsupported: tuple[str, ...] = ()
     """Features in use that the probe cannot measure."""
+
+    @property
+    def never_steps(self) -> bool:
+        """Whether the rank makes gradients for an optimizer, and none has stepped."""
+        return NEVER_STEPPED in self.unsupported
 
 
 def step_values(

@@ -206,6 +206,53 @@ STEP_REPEATED = Condition(
 )
 
 
+OPTIMIZER_NEVER_STEPS = Condition(
+    name="MpAgentOptimizerNeverSteps",
+    summary="An optimizer has never stepped, although its gradients are made and cleared.",
+    meaning="The weights that it holds stay as they were made: that part of the model, or all of "
+    "it, is not trained. The loss may fall all the same, where other optimizers step.",
+    confirm="Look for step() of each optimizer in the loop. Weights of that part are the same in "
+    "two checkpoints.",
+    remedies=(
+        "Call step() of the optimizer after its backward; with a GradScaler, "
+        "scaler.step(optimizer).",
+        "Where that part is not to be trained, freeze it by requires_grad_(False): its gradients "
+        "then cost nothing.",
+    ),
+    why="backward() makes gradients, and zero_grad() clears them; only step() changes weights.",
+    levels=(
+        _lasts(
+            "optimizer never steps",
+            "For {value|count} steps, gradients of an optimizer of run {run} have been made and "
+            "cleared, and it has not stepped once.",
+        ),
+    ),
+    quiet=("an optimizer that begins to step a little later than another",),
+    needs=((Quantity.LOOP,),),
+    knobs=(less_above("loop_mistake_steps"),),
+    guidance=Guidance(
+        harm="No state is damaged, but what was computed since is lost for that part of the "
+        "model. Fix the loop, and start again, within the hour.",
+        query=_query("optimizer never steps"),
+        reading="The number of steps of the run, or 64 of a run without any, for which it has not "
+        "stepped.",
+        causes=(
+            "step() of one of several optimizers is missing: of the discriminator, the critic, "
+            "the embeddings.",
+            "step() in a branch that is not taken, or of another optimizer than the one that "
+            "holds the weights.",
+            "A helper makes another optimizer of the same weights, and that one is stepped.",
+        ),
+        false_positives=(
+            "A phase at the beginning in which only another part is trained, and gradients of "
+            "this one are made all the same: raise loop_mistake_steps for it, or freeze it.",
+        ),
+        samples=("order_of_the_loop",),
+        panels=(panels.LEARNING_RATE, panels.LOSS),
+    ),
+)
+
+
 LEFT_IN_EVALUATION = Condition(
     name="MpAgentLeftInEvaluation",
     summary="The model was left in evaluation mode, and is trained in it.",
@@ -307,6 +354,7 @@ CONDITIONS = (
     GRADIENTS_DISCARDED,
     CLIPPING_AFTER_STEP,
     STEP_REPEATED,
+    OPTIMIZER_NEVER_STEPS,
     LEFT_IN_EVALUATION,
     AUTOCAST_WITHOUT_EFFECT,
 )

@@ -200,3 +200,18 @@ def never_stepped(wrong: bool) -> None:
         torch.autograd.backward(loss_of(model))
         if not wrong or step > STEPS:
             optimizer.step()
+
+
+@silent_error("loop")
+def one_of_two_never_stepped(wrong: bool) -> None:
+    """The last layer has an optimizer of its own, whose step is forgotten."""
+    model = make_model()
+    replicas = make_replicas(model)
+    *others, last = model
+    optimizers = [make_sgd(nn.Sequential(*others)), make_sgd(last)]
+    for _ in steps_of():
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        torch.autograd.backward(loss_of(replicas))
+        for optimizer in optimizers[: 1 if wrong else 2]:
+            optimizer.step()

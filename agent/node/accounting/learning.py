@@ -20,6 +20,7 @@ from mp_agent.records.columns import (
     LATE_CLIPPING,
     LEARNING_RATES_ZERO,
     LEFT_IN_EVALUATION,
+    OPTIMIZER_NEVER_STEPS,
     PARTED_PARAMETERS,
     RESUMED_WITHOUT_STATE,
     ROUNDED_RATIO,
@@ -290,11 +291,13 @@ class RateFall(ModelTracker):
             self.low_steps = 0
 
 
+NEVER_STEPS = "optimizer never steps"
 MISTAKES: Mapping[str, str] = {
     GRADIENTS_ADD_UP: "gradients add up",
     BACKWARDS_DISCARDED: "gradients discarded",
     LATE_CLIPPING: "clipping after the step",
     STEP_REPEATED: "step repeated",
+    OPTIMIZER_NEVER_STEPS: NEVER_STEPS,
     LEFT_IN_EVALUATION: "evaluation mode",
 }
 """What a step column that is above 0 shows."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
+from mp_agent.node.accounting.learning import NEVER_STEPS
 from mp_agent.node.accounting.ranks import laggards, stalled
 from mp_agent.node.cluster.member import ClusterMember
 from mp_agent.node.collect.attempt import LocalAttempt
@@ -15,7 +16,8 @@ from mp_agent.node.run.ledger import ProbeTotals
 from mp_agent.node.run.state import RunState
 from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.columns import TENSORS
-from mp_agent.records.steps import EndReason
+from mp_agent.records.health import LoopMistakes
+from mp_agent.records.steps import UNUSED_GRADIENTS_AT_MOST, EndReason
 from mp_agent.records.tensor_collections import FACT as COLLECTIONS_FACT
 from mp_agent.records.tensor_collections import TensorCollection, decode_collections
 from mp_agent.records.views import (
@@ -65,8 +67,10 @@ def run_export(
     account, attempt, member = state.account, state.attempt, state.member
     view, exported = None, member.is_root and not superseded
     if exported:
+        view = run_view(member, account, state.conditions, time_unix_seconds)
         view = replace(
-            run_view(member, account, state.conditions, time_unix_seconds),
+            view,
+            loop=_without_steps(view, attempt),
             thresholds=state.thresholds,
             attempts=state.attempts,
             script=state.script_findings,
@@ -97,6 +101,14 @@ def run_export(
         counters=account.counters,
         layer_budget=state.layer_budget,
     )
+
+
+def _without_steps(view: RunView, attempt: LocalAttempt) -> LoopMistakes:
+    """Return the mistakes of a loop, also of one that makes gradients and no step at all."""
+    states = [source.state for source in attempt.sources.values()]
+    if view.latest.step is not None or not any(state.never_steps for state in states):
+        return view.loop
+    return replace(view.loop, steps={NEVER_STEPS: UNUSED_GRADIENTS_AT_MOST})
 
 
 def _own_features(state: RunState) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.engine import Engine, EnginePlan, OwningEngine
-from mp_agent.probe.optimizers.live_objects import alive
+from mp_agent.probe.optimizers.live_objects import alive, distinct
 from mp_agent.probe.optimizers.parameter_names import (
     has_gradient,
     held_parameters,
@@ -83,6 +83,19 @@ class OptimizerRegistry:
     def knows_any(self) -> bool:
         """Whether an optimizer was made since the hooks are installed, or has stepped."""
         return bool(self.roles.watched) or self._new.any_made
+
+    def unstepped(self, owner: Optimizer | nn.Module) -> list[Optimizer]:
+        """Return the optimizers of the parameters of `owner` that have not stepped.
+
+        Of a module, those that were made since the hooks are installed.
+        """
+        if isinstance(owner, Optimizer):
+            found = [owner]
+        else:
+            made = distinct(self._new.all())
+            found = [each for each in made if holds_any(owner, optimizer_parameters(each))]
+        stepped = [each.optimizer for each in self.roles.watched if each.stepped_in_pass]
+        return [each for each in found if not any(each is own for own in stepped)]
 
     def expects_step(self) -> bool:
         """Return whether there is an optimizer with gradients; searches all live objects."""

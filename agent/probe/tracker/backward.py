@@ -17,7 +17,7 @@ from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import GradientMeasuring, StepEnd
 from mp_agent.probe.tracker.optimizer_steps import OptimizerSteps
 from mp_agent.records.columns import AUTOCAST_FP32_SHARE
-from mp_agent.records.steps import Phase
+from mp_agent.records.steps import NEVER_STEPPED, UNUSED_GRADIENTS_AT_MOST, Phase
 
 
 class LossTracking:
@@ -89,10 +89,6 @@ class LossTracking:
 
 
 UNKNOWN_OPTIMIZER = "training without an optimizer that mp_agent knows"
-NEVER_STEPPED = "gradients of an optimizer that has not stepped in 64 backwards"
-
-_UNUSED_GRADIENTS_AT_MOST = 64
-"""How often gradients are cleared before any optimizer steps until none is expected to."""
 
 _EARLY_BACKWARDS_AT_MOST = 20
 """Backwards without an optimizer by which a process trains with one that is not known."""
@@ -198,12 +194,14 @@ class BackwardTracking:
         """
         context = self._context
         step, first = context.step, context.registry.first
+        context.order.never_stepped.clears(context.registry.unstepped(owner))
         if isnan(step.backward_seconds) or context.trains_other_model or within_backward():
             return
         if first is None or step.sequence == 1:
             self._unused_gradients += 1
-            if self._unused_gradients == _UNUSED_GRADIENTS_AT_MOST:
+            if self._unused_gradients == UNUSED_GRADIENTS_AT_MOST:
                 expects = context.registry.expects_step()
+                expects &= not context.order.never_stepped.weights_change
                 context.note_unsupported(NEVER_STEPPED if expects else UNKNOWN_OPTIMIZER)
         if first is None:
             if not step.gradients_kept:

@@ -386,6 +386,7 @@ class LossScalingTracking:
         context, thread = self._context, self._context.thread
         if thread.engine_steps or not isinstance(optimizer, Optimizer):
             return
+        context.order.never_stepped.waiting.pop(id(optimizer), None)
         thread.scaler_steps = context.registry.of(optimizer)
         if thread.scaler_steps is not None:
             thread.scaler_steps.scaled = True

@@ -17,6 +17,7 @@ PARTED_PARAMETERS = "parted_parameters"
 RESUMED_WITHOUT_STATE = "resumed_without_state"
 ANOTHER_MODEL = "another_model"
 STEP_REPEATED = "step_repeated"
+OPTIMIZER_NEVER_STEPS = "optimizer_never_steps"
 LEARNING_RATES_ZERO = "learning_rates_zero"
 LOWEST_LEARNING_RATE = "lowest_learning_rate"
 ROUNDED_RATIO = "rounded_ratio"
@@ -210,6 +211,12 @@ COMMON_STEP_COLUMNS = (
         Algebra.MAX,
         "1 if an optimizer's step, or its step before, used the gradients of the step before that "
         "again, unchanged, with no backward in between; absent if not",
+    ),
+    Column(
+        OPTIMIZER_NEVER_STEPS,
+        Algebra.MAX,
+        "1 if an optimizer has never stepped although its gradients were made and cleared within "
+        "the last 16 steps, and its weights are what they were then; 0 or absent if not",
     ),
     Column(
         PARTED_PARAMETERS,

@@ -48,6 +48,12 @@ _REPEATED = _lasting(
     "On 91 consecutive steps of run demo, an optimizer stepped again, or had just done so, with "
     "gradients that its step before had used: there was no backward in between.",
 )
+_NEVER_STEPS = _lasting(
+    "a discriminator whose optimizer is forgotten",
+    "optimizer never steps",
+    "For 91 steps, gradients of an optimizer of run demo have been made and cleared, and it has "
+    "not stepped once.",
+)
 _EVALUATION = _lasting(
     "eval() for a validation, and no train() after it",
     "evaluation mode",
@@ -95,6 +101,15 @@ EXAMPLES = {
     "MpAgentStepRepeated": Examples(
         firing=(_REPEATED,),
         quiet=(_brief("a step that is repeated now and then", "step repeated"),),
+    ),
+    "MpAgentOptimizerNeverSteps": Examples(
+        firing=(_NEVER_STEPS,),
+        quiet=(
+            _brief(
+                "an optimizer that begins to step a little later than another",
+                "optimizer never steps",
+            ),
+        ),
     ),
     "MpAgentLeftInEvaluation": Examples(
         firing=(_EVALUATION,),

@@ -14,6 +14,7 @@ from mp_agent.records.columns import (
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
     LEFT_IN_EVALUATION,
+    OPTIMIZER_NEVER_STEPS,
     STEP_REPEATED,
 )
 from mp_agent.records.steps import EndReason, Phase
@@ -882,6 +883,13 @@ FAULTS = (
         what="a callback steps again with the same gradients",
         script=partial(_in_the_loop, column=STEP_REPEATED),
         expected={"MpAgentStepRepeated": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="never-steps",
+        what="step() of one of several optimizers is missing",
+        script=partial(_in_the_loop, column=OPTIMIZER_NEVER_STEPS),
+        expected={"MpAgentOptimizerNeverSteps": "warning"},
         minutes=35,
     ),
     Scenario(

@@ -17,6 +17,7 @@ from mp_agent.records.columns import (
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
     LEFT_IN_EVALUATION,
+    OPTIMIZER_NEVER_STEPS,
     STEP_REPEATED,
 )
 from tests.agent.probe.watching import watched
@@ -440,6 +441,111 @@ def gan_with_many_steps_of_its_critic() -> None:
 @healthy
 def gan_with_interleaved_steps() -> None:
     gan("interleaved")
+
+
+@wrong(OPTIMIZER_NEVER_STEPS)
+def gan_whose_critic_never_steps() -> None:
+    gan("turns", critic_steps=0)
+
+
+def encoder_and_head(
+    clear: Callable[[torch.optim.Optimizer, nn.Module], object],
+    step_head: Callable[[int, torch.optim.Optimizer, nn.Module], object],
+    of_head: Callable[[nn.Module], torch.optim.Optimizer] = lambda head: sgd(nn.Sequential(head)),
+) -> None:
+    """Step the encoder by an optimizer of its own; the head, which has another, as asked for."""
+    encoder, head = nn.Linear(16, 16), nn.Linear(16, 10)
+    of_encoder, own = sgd(nn.Sequential(encoder)), of_head(head)
+    for step in range(STEPS):
+        of_encoder.zero_grad()
+        clear(own, head)
+        inputs, classes = batch(step)
+        cross_entropy(head(encoder(inputs)), classes).backward()
+        of_encoder.step()
+        step_head(step, own, head)
+
+
+def by_optimizer(optimizer: torch.optim.Optimizer, part: nn.Module) -> None:
+    optimizer.zero_grad()
+
+
+def by_module(optimizer: torch.optim.Optimizer, part: nn.Module) -> None:
+    part.zero_grad()
+
+
+def to_zeros(optimizer: torch.optim.Optimizer, part: nn.Module) -> None:
+    optimizer.zero_grad(set_to_none=False)
+
+
+def not_at_all(step: int, optimizer: torch.optim.Optimizer, part: nn.Module) -> None:
+    pass
+
+
+@wrong(OPTIMIZER_NEVER_STEPS)
+def head_never_steps() -> None:
+    encoder_and_head(by_optimizer, not_at_all)
+
+
+@wrong(OPTIMIZER_NEVER_STEPS)
+def head_that_its_module_clears_never_steps() -> None:
+    encoder_and_head(by_module, not_at_all)
+
+
+@wrong(OPTIMIZER_NEVER_STEPS)
+def head_whose_gradients_become_zeros_never_steps() -> None:
+    encoder_and_head(to_zeros, not_at_all)
+
+
+@healthy
+def head_that_begins_later() -> None:
+    def step_head(step: int, optimizer: torch.optim.Optimizer, part: nn.Module) -> None:
+        if step >= 20:
+            optimizer.step()
+
+    encoder_and_head(by_optimizer, step_head)
+
+
+@healthy
+def head_that_steps_once_in_a_while() -> None:
+    def step_head(step: int, optimizer: torch.optim.Optimizer, part: nn.Module) -> None:
+        if step in (0, 40):
+            optimizer.step()
+
+    encoder_and_head(by_optimizer, step_head)
+
+
+@healthy
+def head_that_is_stepped_by_hand() -> None:
+    def step_head(step: int, optimizer: torch.optim.Optimizer, part: nn.Module) -> None:
+        for parameter in part.parameters():
+            parameter.data -= 0.05 * gradient_of(parameter)
+
+    encoder_and_head(by_optimizer, step_head)
+
+
+class Outer(torch.optim.Optimizer):
+    """An optimizer of several steps, whose own `step` is never called."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__(head.parameters(), {"lr": 0.05})
+        self.inner = torch.optim.SGD(self.param_groups)
+
+
+@healthy
+def head_whose_optimizer_wraps_the_one_that_steps() -> None:
+    def step_head(step: int, optimizer: torch.optim.Optimizer, part: nn.Module) -> None:
+        assert isinstance(optimizer, Outer)
+        optimizer.inner.step()
+
+    encoder_and_head(by_optimizer, step_head, Outer)
+
+
+@healthy
+def head_that_is_frozen() -> None:
+    def frozen(head: nn.Module) -> torch.optim.Optimizer:
+        return sgd(nn.Sequential(head.requires_grad_(False)))
+
+    encoder_and_head(by_optimizer, not_at_all, frozen)
 
 
 @wrong(GRADIENTS_ADD_UP)

@@ -144,6 +144,30 @@ def trained(
         yield step
 
 
+# Optimizers that never step.
+
+
+def forgotten(of_which: str) -> Iterator[int]:
+    """Clear the gradients of two optimizers; step none of them, or one."""
+    model = make_model()
+    first, last = adam(nn.Sequential(model[0])), adam(nn.Sequential(model[2]))
+    for step in range(1, STEPS + 1):
+        inputs, classes = batch(step)
+        for optimizer in (first, last):
+            optimizer.zero_grad()
+        cross_entropy(model(inputs), classes).backward()
+        if of_which == "one":
+            first.step()
+        yield step
+
+
+@pytest.mark.parametrize(("of_which", "by_step"), [("one", 40), ("both", 120)])
+def test_an_optimizer_that_never_steps_is_found(see, of_which, by_step):
+    seen = see(partial(forgotten, of_which))
+    assert seen.alerts == {"MpAgentOptimizerNeverSteps"}
+    assert max(seen.first_steps.values()) <= by_step
+
+
 # Parameters that no optimizer holds.
 
 

@@ -14,6 +14,7 @@ from mp_agent.records.columns import (
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
     LEFT_IN_EVALUATION,
+    OPTIMIZER_NEVER_STEPS,
     STEP_REPEATED,
 )
 from tests.agent.probe.ranks import run_ranks
@@ -25,6 +26,7 @@ _STREAKS = (
     BACKWARDS_DISCARDED,
     LATE_CLIPPING,
     LEFT_IN_EVALUATION,
+    OPTIMIZER_NEVER_STEPS,
     STEP_REPEATED,
 )
 _STEPS, _SAMPLES = int(DEFAULTS["loop_mistake_steps"]), int(DEFAULTS["autocast_fp32_samples"])

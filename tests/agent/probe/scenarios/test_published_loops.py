@@ -381,6 +381,18 @@ def test_a_loop_that_updates_weights_by_hand_is_warned_that_nothing_is_measured(
     assert watched.state().unsupported == ("training without an optimizer that mp_agent knows",)
 
 
+def test_nor_is_the_optimizer_that_only_clears_expected_to_step(watch):
+    watched, model = watch(), make_model()
+    optimizer = torch.optim.SGD(model.parameters())
+    for step in range(70):
+        optimizer.zero_grad()
+        make_loss(model, step).backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+    assert watched.state().unsupported == ("training without an optimizer that mp_agent knows",)
+
+
 _NEVER_STEPPED = ("gradients of an optimizer that has not stepped in 64 backwards",)
 
 
