@@ -1,7 +1,7 @@
 """The rules of a release are those of `mp-agent rules`, with the release's numbers."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,17 @@ _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 def released(rules: dict[str, Any]) -> dict[str, Any]:
     """Return the PrometheusRules' groups for the chart's values under `rules`."""
     found = of_kind(objects({**OPERATOR, "rules": rules}), "PrometheusRule")
-    return {"groups": [group for item in found for group in item["spec"]["groups"]]}
+    return _in_order(group for item in found for group in item["spec"]["groups"])
 
 
-def rendered(values: Values) -> dict[str, Any]:
-    return dict(yaml.safe_load(render_rules(values)))
+def rendered(values: Values, *, runbook_base: str = "") -> dict[str, Any]:
+    text = render_rules(values, runbook_base=runbook_base)
+    return _in_order(yaml.safe_load(text)["groups"])
+
+
+def _in_order(groups: Iterable[Any]) -> dict[str, Any]:
+    """Return a rule file with groups by name: objects of a cluster have no order."""
+    return {"groups": sorted(groups, key=lambda group: group["name"])}
 
 
 def _same_numbers(value: Any) -> Any:
@@ -116,9 +122,7 @@ def test_without_a_base_alerts_link_to_the_runbooks_of_the_run_s_agent() -> None
 )
 def test_runbooks_are_linked_as_mp_agent_rules_links_them(base: str, end: str) -> None:
     spec = released({"runbookBase": base})
-    assert _same_numbers(spec) == _same_numbers(
-        yaml.safe_load(render_rules(values_in_force(), runbook_base=base))
-    )
+    assert _same_numbers(spec) == _same_numbers(rendered(values_in_force(), runbook_base=base))
     assert f"{end}\n" in yaml.safe_dump(spec, width=1000)
 
 

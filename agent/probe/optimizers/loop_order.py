@@ -26,14 +26,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.optimizers.never_stepped import NeverStepped
 from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, local_of
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.records.columns import (
     BACKWARDS_DISCARDED,
     GRADIENTS_ADD_UP,
     LEFT_IN_EVALUATION,
-    OPTIMIZER_NEVER_STEPS,
     STEP_REPEATED,
 )
 
@@ -73,7 +71,6 @@ class LoopOrder:
         self._suspect_until = 0
         """Step up to which lines of code are compared."""
         self._changed_by_script = False
-        self.never_stepped = NeverStepped()
 
     def backward_begins(self, known: Iterable[WatchedOptimizer], sequence: int) -> None:
         """Find which gradients were cleared since the last event."""
@@ -130,9 +127,6 @@ class LoopOrder:
         for each in known:
             if each.mode.was_left:
                 scalars[LEFT_IN_EVALUATION] = 1.0
-        never = self.never_stepped
-        if never.waiting and watched.of_run and (one := _any_of(never.run_stepped())) is not None:
-            scalars[OPTIMIZER_NEVER_STEPS] = one
         if watched.managed:
             return
         if self.discarded and watched.of_run and not skipped:
@@ -142,7 +136,7 @@ class LoopOrder:
         if skipped:
             return
         watched.use.used(watched.plan)
-        if (adds_up := _any_of(each.use.adds_up for each in known)) is not None:
+        if (adds_up := any_of(each.use.adds_up for each in known)) is not None:
             scalars[GRADIENTS_ADD_UP] = adds_up
         if watched.use.repeats:
             scalars[STEP_REPEATED] = 1.0
@@ -171,7 +165,7 @@ def _follows(watched: WatchedOptimizer) -> bool:
     return watched.thread == get_ident() and not watched.managed
 
 
-def _any_of(flags: Iterable[Scalar | None]) -> Scalar | None:
+def any_of(flags: Iterable[Scalar | None]) -> Scalar | None:
     """Return 1 if any is 1, as far as that is known here, else what a device knows; or None."""
     listed = [each for each in flags if each is not None]
     if any(each for each in listed if not isinstance(each, torch.Tensor)):

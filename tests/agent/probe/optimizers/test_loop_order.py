@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mp_agent.probe.optimizers.loop_order import _any_of
+from mp_agent.probe.optimizers.loop_order import any_of
 
 SET, NOT_SET = torch.tensor(1.0), torch.tensor(0.0)
 
@@ -20,6 +20,6 @@ SET, NOT_SET = torch.tensor(1.0), torch.tensor(0.0)
     ],
 )
 def test_no_flag_that_is_not_set_hides_one_that_is(flags, expected):
-    found = _any_of(flags)
+    found = any_of(flags)
     assert found == expected if expected is not None else found is None
-    assert _any_of(reversed(flags)) == found
+    assert any_of(reversed(flags)) == found
