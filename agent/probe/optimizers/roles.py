@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mp_agent.probe import accelerator
 from mp_agent.probe.optimizers.loop_order import GradientUse, ModelMode, any_of
 from mp_agent.probe.optimizers.parameter_names import has_gradient, optimizer_parameters
 from mp_agent.probe.optimizers.plan import MeasurementPlan, local_of
@@ -309,8 +310,13 @@ class _Waiting:
         self.optimizer = weakref.ref(optimizer)
         self.steps = 0
         """Steps of the run since its gradients were cleared last."""
-        found = [each for each in optimizer_parameters(optimizer) if each.grad is not None]
-        inspected = [found[at] for at in sorted({0, len(found) // 2, len(found) - 1})]
+        found = [
+            each
+            for each in optimizer_parameters(optimizer)
+            if each.grad is not None and each.layout is torch.strided and each.is_floating_point()
+        ]
+        places = sorted({0, len(found) // 2, len(found) - 1}) if found else ()
+        inspected = [found[place] for place in places]
         self._before = [(weakref.ref(each), _elements(each).clone()) for each in inspected]
 
     def keeps_weights(self) -> Scalar | None:
@@ -325,7 +331,9 @@ class _Waiting:
             for own, before in now
             if (own.device, own.shape) == (before.device, before.shape)
         ]
-        return scalar_of(torch.stack(equal).all().double()) if equal else None
+        if not equal:
+            return None
+        return scalar_of(torch.stack(accelerator.on_one_device(equal)).all().double())
 
 
 def _elements(parameter: torch.Tensor) -> torch.Tensor:
