@@ -118,8 +118,8 @@ class RankState:
 
     @property
     def never_steps(self) -> bool:
-        """Whether the rank makes gradients for an optimizer, and none has stepped."""
-        return NEVER_STEPPED in self.unsupported
+        """Whether the rank makes gradients for an optimizer, and has made no step at all."""
+        return NEVER_STEPPED in self.unsupported and self.committed_sequence == 0
 
 
 def step_values(

@@ -208,7 +208,7 @@ STEP_REPEATED = Condition(
 
 OPTIMIZER_NEVER_STEPS = Condition(
     name="MpAgentOptimizerNeverSteps",
-    summary="An optimizer has never stepped, although its gradients are made and cleared.",
+    summary="An optimizer has never stepped, although gradients are made for it.",
     meaning="The weights that it holds stay as they were made: that part of the model, or all of "
     "it, is not trained. The loss may fall all the same, where other optimizers step.",
     confirm="Look for step() of each optimizer in the loop. Weights of that part are the same in "
@@ -219,12 +219,12 @@ OPTIMIZER_NEVER_STEPS = Condition(
         "Where that part is not to be trained, freeze it by requires_grad_(False): its gradients "
         "then cost nothing.",
     ),
-    why="backward() makes gradients, and zero_grad() clears them; only step() changes weights.",
+    why="backward() makes gradients, and zero_grad() clears them; step() alone changes weights.",
     levels=(
         _lasts(
             "optimizer never steps",
-            "For {value|count} steps, gradients of an optimizer of run {run} have been made and "
-            "cleared, and it has not stepped once.",
+            "Over {value|count} steps of run {run}, or as many backwards and more if it makes no "
+            "step at all, gradients were made for an optimizer that has not stepped once.",
         ),
     ),
     quiet=("an optimizer that begins to step a little later than another",),

@@ -345,8 +345,8 @@ LOOP_MISTAKE_STEPS = gauge(
     "cleared), `gradients discarded` (those of whole backwards were cleared before any step had "
     "used them), `clipping after the step` (of gradients that it had used), `step repeated` (the "
     "step, or the one before, used the gradients of the one before it again, with no backward in "
-    "between), `optimizer never steps` (one of several, whose gradients are made and cleared), "
-    "`evaluation mode` (of a model that was trained in training mode before).",
+    "between), `optimizer never steps` (one for which gradients are made; 64 if the run makes no "
+    "step at all), `evaluation mode` (of a model that was trained in training mode before).",
     read=lambda run: {(mistake,): float(steps) for mistake, steps in run.loop.steps.items()},
 )
 AUTOCAST_FP32_SAMPLES = gauge(

@@ -104,11 +104,11 @@ def run_export(
 
 
 def _without_steps(view: RunView, attempt: LocalAttempt) -> LoopMistakes:
-    """Return the mistakes of a loop, also of one that makes gradients and no step at all."""
-    states = [source.state for source in attempt.sources.values()]
-    if view.latest.step is not None or not any(state.never_steps for state in states):
+    """Return the mistakes of a loop; of one without a step only the ranks' state shows any."""
+    if not any(source.state.never_steps for source in attempt.sources.values()):
         return view.loop
-    return replace(view.loop, steps={NEVER_STEPS: UNUSED_GRADIENTS_AT_MOST})
+    steps = {**view.loop.steps, NEVER_STEPS: UNUSED_GRADIENTS_AT_MOST}
+    return replace(view.loop, steps=steps)
 
 
 def _own_features(state: RunState) -> tuple[str, ...]:

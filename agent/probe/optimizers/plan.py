@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from mp_agent.probe.isolation import has_memory
 from mp_agent.probe.optimizers.live_objects import LibraryOptimizer, LiveObjects
 from mp_agent.probe.optimizers.parameter_names import (
     NamedParameter,
@@ -78,6 +79,27 @@ def slots_of(named: NamedParameter) -> Iterator[LayerSlot]:
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor; called without autograd, so `to_local` is a look-up."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+_FEW = 32
+
+
+def few_elements(tensor: torch.Tensor, part: slice | None = None) -> torch.Tensor | None:
+    """Return some elements from the middle of this rank's part; None of tensors of other kinds."""
+    local = local_of(tensor)
+    if type(local) not in (torch.Tensor, torch.nn.Parameter) or local.layout != torch.strided:
+        return None
+    if not has_memory(local):
+        return None
+    if part is not None:
+        if local.dim() != 1 or part.stop > local.numel():
+            return None
+        local = local[part]
+    while local.dim() > 1 and local.numel() > _FEW and local.shape[0] > 1:
+        local = local[local.shape[0] // 2]
+    flat = local.reshape(-1)
+    start = max(0, (flat.numel() - _FEW) // 2)
+    return flat[start : start + _FEW]
 
 
 def lies_like(gradient: DTensor, parameter: torch.Tensor) -> bool:

@@ -84,18 +84,14 @@ class OptimizerRegistry:
         """Whether an optimizer was made since the hooks are installed, or has stepped."""
         return bool(self.roles.watched) or self._new.any_made
 
-    def unstepped(self, owner: Optimizer | nn.Module) -> list[Optimizer]:
-        """Return the optimizers of the parameters of `owner` that have not stepped.
-
-        Of a module, those that were made since the hooks are installed.
-        """
+    def gradients_cleared(self, owner: Optimizer | nn.Module) -> None:
+        """Note of which optimizers gradients are about to be cleared; by a module, of new ones."""
+        never = self.roles.never_stepped
         if isinstance(owner, Optimizer):
-            found = [owner]
-        else:
-            made = distinct(self._new.all())
-            found = [each for each in made if holds_any(owner, optimizer_parameters(each))]
-        stepped = [each.optimizer for each in self.roles.watched if each.stepped_in_pass]
-        return [each for each in found if not any(each is own for own in stepped)]
+            never.clears((owner,))
+            return
+        made = [each for each in distinct(self._new.all()) if each not in never.stepped]
+        never.clears(each for each in made if holds_any(owner, optimizer_parameters(each)))
 
     def expects_step(self) -> bool:
         """Return whether there is an optimizer with gradients; searches all live objects."""

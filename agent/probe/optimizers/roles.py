@@ -1,9 +1,10 @@
 """Watched optimizers, which of them train the run's model, and optimizers that never step."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from enum import Enum
 from itertools import count
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 from mp_agent.probe import accelerator
 from mp_agent.probe.optimizers.loop_order import GradientUse, ModelMode, any_of
 from mp_agent.probe.optimizers.parameter_names import has_gradient, optimizer_parameters
-from mp_agent.probe.optimizers.plan import MeasurementPlan, local_of
+from mp_agent.probe.optimizers.plan import MeasurementPlan, few_elements
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.records.columns import LEARNING_RATES_ZERO, OPTIMIZER_NEVER_STEPS
 
@@ -261,46 +262,6 @@ class OptimizerRoles:
 _OPTIMIZERS_AT_MOST = 8
 _RECENT_STEPS = 16
 """Steps of the run for which an optimizer counts after its gradients were cleared."""
-_ELEMENTS = 256
-"""Number of elements of each inspected parameter."""
-
-
-class NeverStepped:
-    """Follows optimizers from the first time that their gradients are cleared to their first step.
-
-    Where the weights of one change, something else steps them.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: dict[int, _Waiting] = {}
-        """By `id`; one that steps is taken out."""
-
-    def clears(self, unstepped: Sequence[Optimizer]) -> None:
-        """Note that the gradients of optimizers that have not stepped are about to be cleared."""
-        for optimizer in unstepped:
-            if not has_gradient(optimizer):
-                continue
-            known = self.waiting.get(id(optimizer))
-            if known is not None and known.optimizer() is optimizer:
-                known.steps = 0
-            elif len(self.waiting) < _OPTIMIZERS_AT_MOST:
-                self.waiting[id(optimizer)] = _Waiting(optimizer)
-
-    def run_stepped(self, scalars: dict[str, Scalar]) -> None:
-        """Add to a step of the run whether one has not stepped, and its weights stay."""
-        for key, each in list(self.waiting.items()):
-            each.steps += 1
-            if each.optimizer() is None or each.steps > _RECENT_STEPS:
-                del self.waiting[key]
-        found = any_of(each.keeps_weights() for each in self.waiting.values())
-        if found is not None:
-            scalars[OPTIMIZER_NEVER_STEPS] = found
-
-    @property
-    def weights_change(self) -> bool:
-        """Whether weights of one are known on the host to change: the script updates them."""
-        flags = [each.keeps_weights() for each in self.waiting.values()]
-        return any(isinstance(flag, float) and flag == 0.0 for flag in flags)
 
 
 class _Waiting:
@@ -310,32 +271,71 @@ class _Waiting:
         self.optimizer = weakref.ref(optimizer)
         self.steps = 0
         """Steps of the run since its gradients were cleared last."""
-        found = [
-            each
-            for each in optimizer_parameters(optimizer)
-            if each.grad is not None and each.layout is torch.strided and each.is_floating_point()
+        found = [each for each in optimizer_parameters(optimizer) if each.grad is not None]
+        inspected = [found[place] for place in sorted({0, len(found) // 2, len(found) - 1})]
+        self._before = [
+            (weakref.ref(each), bits.clone())
+            for each in inspected
+            if (bits := _few_bits(each)) is not None
         ]
-        places = sorted({0, len(found) // 2, len(found) - 1}) if found else ()
-        inspected = [found[place] for place in places]
-        self._before = [(weakref.ref(each), _elements(each).clone()) for each in inspected]
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether weights are known on the host to have changed: something else steps them."""
+        keeps = self.keeps_weights()
+        return isinstance(keeps, float) and keeps == 0.0
 
     def keeps_weights(self) -> Scalar | None:
         """Return whether the weights are as they were: 1 or 0, where they are; None if gone."""
-        now = [
-            (_elements(parameter), before)
+        equal = [
+            (bits == before).all()
             for ref, before in self._before
             if (parameter := ref()) is not None
-        ]
-        equal = [
-            (own == before).all()
-            for own, before in now
-            if (own.device, own.shape) == (before.device, before.shape)
+            and (bits := _few_bits(parameter)) is not None
+            and (bits.device, bits.shape) == (before.device, before.shape)
         ]
         if not equal:
             return None
         return scalar_of(torch.stack(accelerator.on_one_device(equal)).all().double())
 
 
-def _elements(parameter: torch.Tensor) -> torch.Tensor:
-    own = local_of(parameter.detach())
-    return (own if own.is_contiguous() else own[:1]).flatten()[:_ELEMENTS]
+def _few_bits(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Return a few elements as bytes, by which NaN equals NaN; None of tensors of other kinds."""
+    found = few_elements(parameter.detach())
+    return None if found is None else found.view(torch.uint8)
+
+
+class NeverStepped:
+    """Follows optimizers from the first clearing of their gradients to their first step."""
+
+    def __init__(self) -> None:
+        self.stepped = WeakSet[Optimizer]()
+        """Those that have stepped, that a GradScaler was to step, or that something else steps."""
+        self.waiting: list[_Waiting] = []
+
+    def clears(self, optimizers: Iterable[Optimizer]) -> None:
+        """Note that the gradients of optimizers are about to be cleared."""
+        for optimizer in optimizers:
+            if optimizer in self.stepped or not has_gradient(optimizer):
+                continue
+            known = next((each for each in self.waiting if each.optimizer() is optimizer), None)
+            if known is not None:
+                known.steps = 0
+            elif len(self.waiting) < _OPTIMIZERS_AT_MOST:
+                self.waiting.append(_Waiting(optimizer))
+
+    def run_stepped(self, scalars: dict[str, Scalar]) -> None:
+        """Add to a step of the run whether one has not stepped, and its weights stay."""
+        self.waiting = [each for each in self.waiting if self._still_waits(each)]
+        found = any_of(each.keeps_weights() for each in self.waiting)
+        if found is not None:
+            scalars[OPTIMIZER_NEVER_STEPS] = found
+
+    def _still_waits(self, waiting: _Waiting) -> bool:
+        waiting.steps += 1
+        optimizer = waiting.optimizer()
+        if optimizer is None or waiting.steps > _RECENT_STEPS:
+            return False
+        if waiting.has_changed:
+            self.stepped.add(optimizer)
+        return optimizer not in self.stepped

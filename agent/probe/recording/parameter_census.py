@@ -21,11 +21,10 @@ from mp_agent.probe.instruments.activation_modules import (
     tensors_in,
 )
 from mp_agent.probe.optimizers.parameter_names import listed, strip_wrappers
-from mp_agent.probe.optimizers.plan import local_of
+from mp_agent.probe.optimizers.plan import few_elements, local_of
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.recording.run_facts import ObservedTraits
 from mp_agent.probe.scalars import Scalar, scalar_of
-from mp_agent.probe.step.measurement import few_elements
 from mp_agent.records.columns import CUT_OFF_PARAMETERS, PARTED_PARAMETERS, UNHELD_PARAMETERS
 from mp_agent.records.schema import CUT_OFF, PARTED, UNHELD
 from mp_agent.ring.interruptions import pass_on

@@ -15,13 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from mp_agent.probe import accelerator
 from mp_agent.probe.instruments.instrument import Instrument
 from mp_agent.probe.optimizers.parameter_names import strip_wrappers
-from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, local_of
+from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, few_elements, local_of
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.placement import may_begin_alike
 from mp_agent.probe.scalars import scalar_of
 from mp_agent.probe.statistics.pieces import send
 from mp_agent.probe.step.layer_schedule import LayerSchedule
-from mp_agent.probe.step.measurement import Measurement, few_elements
+from mp_agent.probe.step.measurement import Measurement
 from mp_agent.probe.step.open_step import OpenStep, SampledRows
 from mp_agent.records.columns import FEW_WEIGHTS, STATE, WEIGHTS, ColumnFamily
 from mp_agent.records.schema import Layer, Share

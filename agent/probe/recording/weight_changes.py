@@ -17,6 +17,7 @@ from mp_agent.probe import accelerator
 from mp_agent.probe.optimizers.plan import (
     LayerSlot,
     MeasurementPlan,
+    few_elements,
     lies_like,
 )
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
@@ -24,7 +25,6 @@ from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.recording.parameter_census import Looks, NamesOnTheWay, as_scalar
 from mp_agent.probe.recording.run_facts import ObservedTraits
 from mp_agent.probe.scalars import Scalar, scalar_of
-from mp_agent.probe.step.measurement import few_elements
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.records.columns import ROUNDED_RATIO, UNCHANGED_PARAMETERS
 from mp_agent.records.schema import UNCHANGED

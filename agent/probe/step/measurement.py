@@ -12,8 +12,7 @@ import torch
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.accelerator import DeviceConstants
-from mp_agent.probe.isolation import has_memory
-from mp_agent.probe.optimizers.plan import MeasurementPlan, local_of
+from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.statistics import GradientStatistics, for_device
 from mp_agent.probe.statistics.packed import PackedStatistics
@@ -113,27 +112,6 @@ class Measurement:
         if device.type == "cuda" and stock and self._fused_kernels:
             self._note_unsupported(UNFUSED)
         return statistics
-
-
-_FEW = 32
-
-
-def few_elements(tensor: torch.Tensor, part: slice | None = None) -> torch.Tensor | None:
-    """Return some elements from the middle of this rank's part; None of tensors of other kinds."""
-    local = local_of(tensor)
-    if type(local) not in (torch.Tensor, torch.nn.Parameter) or local.layout != torch.strided:
-        return None
-    if not has_memory(local):
-        return None
-    if part is not None:
-        if local.dim() != 1 or part.stop > local.numel():
-            return None
-        local = local[part]
-    while local.dim() > 1 and local.numel() > _FEW and local.shape[0] > 1:
-        local = local[local.shape[0] // 2]
-    flat = local.reshape(-1)
-    start = max(0, (flat.numel() - _FEW) // 2)
-    return flat[start : start + _FEW]
 
 
 Gradients = Sequence[torch.Tensor | None]

@@ -194,14 +194,15 @@ class BackwardTracking:
         """
         context = self._context
         step, first = context.step, context.registry.first
-        context.registry.roles.never_stepped.clears(context.registry.unstepped(owner))
+        context.registry.gradients_cleared(owner)
         if isnan(step.backward_seconds) or context.trains_other_model or within_backward():
             return
         if first is None or step.sequence == 1:
             self._unused_gradients += 1
             if self._unused_gradients == UNUSED_GRADIENTS_AT_MOST:
                 expects = context.registry.expects_step()
-                expects &= not context.registry.roles.never_stepped.weights_change
+                waiting = context.registry.roles.never_stepped.waiting
+                expects &= not any(each.has_changed for each in waiting)
                 context.note_unsupported(NEVER_STEPPED if expects else UNKNOWN_OPTIMIZER)
         if first is None:
             if not step.gradients_kept:

@@ -83,7 +83,7 @@ class StepEnd:
         skipped = watched.scalars.get("skipped")
         not_stepped = isinstance(skipped, float) and skipped > 0.0  # a flag on a device stays there
         context.order.stepped(watched, roles.watched, step.scalars, skipped=not_stepped)
-        if roles.never_stepped.waiting and watched.of_run:
+        if roles.never_stepped.waiting and watched.role is Role.FIRST:
             roles.never_stepped.run_stepped(step.scalars)
         if isinstance(rate := step.scalars.get("learning_rate"), float) and rate == 0.0:
             watched.note_rate_0(step.scalars)
@@ -388,7 +388,7 @@ class LossScalingTracking:
         context, thread = self._context, self._context.thread
         if thread.engine_steps or not isinstance(optimizer, Optimizer):
             return
-        context.registry.roles.never_stepped.waiting.pop(id(optimizer), None)
+        context.registry.roles.never_stepped.stepped.add(optimizer)
         thread.scaler_steps = context.registry.of(optimizer)
         if thread.scaler_steps is not None:
             thread.scaler_steps.scaled = True

@@ -43,7 +43,7 @@ class OptimizerSteps:
     def begins(self, optimizer: Optimizer, *, has_closure: bool) -> None:
         """Measure the gradients unless that was done; of a fused optimizer read the skip flag."""
         context, thread = self._context, self._context.thread
-        context.registry.roles.never_stepped.waiting.pop(id(optimizer), None)
+        context.registry.roles.never_stepped.stepped.add(optimizer)
         if self._graphs.pending:
             self._graphs.end_replayed()
         if self.paused or thread.engine_steps:

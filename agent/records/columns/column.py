@@ -51,7 +51,7 @@ class Algebra(Enum):
         counts: of how many ranks each is, for a MEAN; one each by default.
         """
         if len(values) == 1 and self is not Algebra.OWN:
-            # Of one node, most are: adding 0 makes -0.0 and 0.0 the same, as a sum does.
+            # Adding 0 makes 0.0 of -0.0, as a sum of several does.
             return values[0] + 0.0 if self in (Algebra.SUM, Algebra.MEAN) else values[0]
         observed = [value for value in values if not isnan(value)]
         if not observed:

@@ -51,8 +51,8 @@ _REPEATED = _lasting(
 _NEVER_STEPS = _lasting(
     "a discriminator whose optimizer is forgotten",
     "optimizer never steps",
-    "For 91 steps, gradients of an optimizer of run demo have been made and cleared, and it has "
-    "not stepped once.",
+    "Over 91 steps of run demo, or as many backwards and more if it makes no step at all, "
+    "gradients were made for an optimizer that has not stepped once.",
 )
 _EVALUATION = _lasting(
     "eval() for a validation, and no train() after it",

@@ -496,6 +496,26 @@ def head_whose_gradients_become_zeros_never_steps() -> None:
     encoder_and_head(to_zeros, not_at_all)
 
 
+@wrong(OPTIMIZER_NEVER_STEPS)
+def head_of_nan_never_steps() -> None:
+    def of_head(head: nn.Module) -> torch.optim.Optimizer:
+        nn.init.constant_(next(head.parameters()), math.nan)
+        return sgd(nn.Sequential(head))
+
+    encoder_and_head(by_optimizer, not_at_all, of_head)
+
+
+@healthy
+def head_that_stops_for_good() -> None:
+    """It has stepped: that it does not any more may be meant."""
+
+    def step_head(step: int, optimizer: torch.optim.Optimizer, part: nn.Module) -> None:
+        if step < 3:
+            optimizer.step()
+
+    encoder_and_head(by_optimizer, step_head)
+
+
 @healthy
 def head_that_begins_later() -> None:
     def step_head(step: int, optimizer: torch.optim.Optimizer, part: nn.Module) -> None:
