@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, so that parallel workers end at about the same time."""
+    """Begin with what takes longest, so that parallel workers end at about the same time.
+
+    `make` finds the files of some marks by their text: another way to set one would run nowhere.
+    """
+    for mark in ("long", "alone"):
+        for path in {item.path for item in items if item.get_closest_marker(mark)}:
+            if f"mark.{mark}" not in path.read_text(encoding="utf-8"):
+                raise pytest.UsageError(f"{path}: write pytest.mark.{mark} in the file itself")
     items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
 
 
