@@ -11,14 +11,10 @@ from mp_agent.alerting.backtesting import Knob, Quantity
 from mp_agent.alerting.descriptions import Part, parse_description, prometheus_template
 from mp_agent.alerting.durations import Duration
 from mp_agent.alerting.expressions import (
-    Count,
-    Gone,
     Predicate,
     Series,
-    Silent,
-    Unreachable,
     kept_labels,
-    walk,
+    metrics_of,
 )
 from mp_agent.alerting.first_line import (
     Triage,
@@ -84,9 +80,7 @@ class Level:
     @property
     def metrics(self) -> frozenset[Metric]:
         """The metrics that the level looks at."""
-        nodes = walk(self.when)
-        kinds = Count | Gone | Series | Silent | Unreachable
-        return frozenset(node.metric for node in nodes if isinstance(node, kinds))
+        return metrics_of(self.when)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

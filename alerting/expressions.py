@@ -331,3 +331,9 @@ def kept_labels(expression: Expression) -> tuple[str, ...]:
         case Joined(parts=parts):
             return kept_labels(parts[0])
     return ()
+
+
+def metrics_of(expression: Expression) -> frozenset[Metric]:
+    """Return the metrics that an expression looks at."""
+    kinds = Count | Gone | Series | Silent | Unreachable
+    return frozenset(node.metric for node in walk(expression) if isinstance(node, kinds))

@@ -161,7 +161,9 @@ class Detector:
         moment, changes = Moment(now_seconds), []
         for watch in self._watches:
             try:
-                changes += self._carry_on(watch, watch.evaluate(moment), now_seconds, step)
+                vector = watch.evaluate(moment)
+                if vector or watch.holding:
+                    changes += self._carry_on(watch, vector, now_seconds, step)
             except Exception:
                 if not watch.failed:
                     watch.failed = True

@@ -114,21 +114,28 @@ class History:
         self._value_before: float | None = None
         self._rise_before = 0.0
 
-    def add(self, value: float, now_seconds: float, round_: int, step: int = 0) -> None:
-        """Take a reading. Extremes start again with each `round_`; times never go back.
+    @property
+    def at_zero(self) -> bool:
+        """Whether the series is there, and has never been seen at anything but 0."""
+        return self.alive and len(self.stretches) == 1 and self.low == self.high == self._rise == 0
 
-        step: the run's last step.
+    def add(self, value: float, now_seconds: float, round_: int, step: int = 0) -> bool:
+        """Take a reading; return whether the value or an extreme is another than before.
+
+        Extremes start again with each `round_`; times never go back. step: the run's last step.
         """
         if not self.stretches and not self._known_before:
             self._born_seconds, self._born_value = now_seconds, value
         moved = not self.alive or value != self.value
+        changed = moved or (round_ != self._round and self.low != self.high)
         if round_ != self._round:
             self.moves = []
             self._value_before = self.value if self.alive else None
             self._rise_before = self._rise
-        self._count(value)
-        if moved and len(self.moves) < _MOVES_AT_MOST:
-            self.moves.append(StepChange(step, value, self._rise))
+        if moved:
+            self._count(value)
+            if len(self.moves) < _MOVES_AT_MOST:
+                self.moves.append(StepChange(step, value, self._rise))
         if round_ != self._round:
             self._round = round_
             self.low = self.high = value
@@ -140,6 +147,7 @@ class History:
         stretch = self._stretch_for(value, now_seconds)
         stretch.rise, stretch.changes, stretch.resets = self._rise, self._changes, self._resets
         self.alive = True
+        return changed
 
     def end(self) -> None:
         """Note that the series is no longer there."""

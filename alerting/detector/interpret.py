@@ -42,6 +42,7 @@ from mp_agent.alerting.expressions import (
     Series,
     Silent,
     Unreachable,
+    metrics_of,
 )
 from mp_agent.alerting.values import Values
 from mp_agent.catalog.metrics import agent
@@ -66,7 +67,9 @@ class Interpreter:
             if method is None:
                 raise CatalogError(f"{type(expression).__name__} has no interpreter")
             interpreted = method(self, expression)
-            self._known[expression] = interpreted._replace(evaluate=once(interpreted.evaluate))
+            names = frozenset(metric.prometheus_name for metric in metrics_of(expression))
+            evaluate = once(interpreted.evaluate, self._readings, names)
+            self._known[expression] = interpreted._replace(evaluate=evaluate)
         return self._known[expression]
 
     def _limit(self, node: Limit) -> Interpreted:
@@ -87,6 +90,7 @@ class Interpreter:
         if node.over:
             read = self._range(*node.over, before_seconds)
         of_round = not node.over and not before_seconds
+        timed = not of_round
         lowest = node.aggregate == "min"
         window_seconds = self._seconds(node.over[1] if node.over else SCRAPE_GAP)
         name = node.metric.prometheus_name
@@ -96,7 +100,9 @@ class Interpreter:
 
         def evaluate(moment: Moment) -> Vector:
             found: dict[Kept, float] = {}
+            moment.timed |= timed
             for labels, history in select():
+                moment.timed |= not history.alive
                 if moment.until_step is None or not history.alive:
                     value = read(history, moment.now_seconds)
                 elif (extremes := history.extremes_until(moment.until_step)) is None:
@@ -155,6 +161,10 @@ class Interpreter:
             start_seconds = end_seconds - window_seconds
             found: dict[Kept, float] = {}
             for labels, history in select():
+                if history.at_zero and not before_seconds:
+                    found.setdefault(kept_values(labels, own_labels), 0.0)
+                    continue
+                moment.timed = True
                 window = Window(history, start_seconds, end_seconds)
                 if not window.seen:
                     continue
@@ -203,6 +213,7 @@ class Interpreter:
         last = self._range("last_over_time", node.window, 0.0)
 
         def evaluate(moment: Moment) -> Vector:
+            moment.timed = True
             failing = {
                 kept_values(labels, TARGET_LABELS)
                 for labels, value in self._readings.standing("up")
@@ -224,6 +235,7 @@ class Interpreter:
         best = self._range("max_over_time", node.failing, 0.0)
 
         def evaluate(moment: Moment) -> Vector:
+            moment.timed = True
             failing = {
                 kept_values(labels, TARGET_LABELS)
                 for labels, history in self._readings.series("up").items()

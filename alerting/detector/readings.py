@@ -46,6 +46,9 @@ class Readings:
         self._series: dict[str, dict[Labels, History]] = {}
         self._count = 0
         self._round = self._updates = 0
+        self._changed_at: dict[str, int] = {}
+        self.changes = 0
+        """How often a series or its extremes have changed, or a series began, ended or went."""
         self._steps: deque[int] = deque(maxlen=STEPS_MAX)
         self.left_out = 0
         """Series that were not remembered because there were too many."""
@@ -74,8 +77,12 @@ class Readings:
         """
         self._updates += 1
         self.note_step(step)
-        self._add(readings, now_seconds, step, evidence_steps)
-        for series in self._series.values():
+        if self._add(readings, now_seconds, step, evidence_steps) < self._count:
+            self._end_others(now_seconds)
+
+    def _end_others(self, now_seconds: float) -> None:
+        """End the series that were not in this reading, and forget those that ended long ago."""
+        for name, series in self._series.items():
             for labels in [
                 key for key, history in series.items() if history.update_number != self._updates
             ]:
@@ -84,6 +91,9 @@ class Readings:
                 elif series[labels].expired(now_seconds):
                     del series[labels]
                     self._count -= 1
+                else:
+                    continue
+                self._note_change(name)
 
     def update_some(
         self,
@@ -108,6 +118,11 @@ class Readings:
         place = bisect_right(self._steps, step) - max(int(count), 1)
         known = self._steps[max(place, 0)] if self._steps else step
         return max(1, min(known, step) + min(place, 0))
+
+    def same(self, names: Iterable[str], changes: int) -> bool:
+        """Return whether no series of the metrics changed since there were so many `changes`."""
+        changed_at = self._changed_at
+        return all(changed_at.get(name, 0) <= changes for name in names)
 
     def begin_round(self) -> None:
         """Restart the extremes: what was read so far has been judged."""
@@ -139,9 +154,11 @@ class Readings:
         now_seconds: float,
         step: int,
         evidence_steps: Mapping[Key, int],
-    ) -> None:
-        round_, update, all_series = self._round, self._updates, self._series
-        for (name, labels), value in readings:
+    ) -> int:
+        """Add readings; return how many series were in this update for the first time."""
+        round_, update, all_series, added = self._round, self._updates, self._series, 0
+        for key, value in readings:
+            name, labels = key
             series = all_series.get(name)
             if series is None:
                 continue
@@ -154,5 +171,12 @@ class Readings:
                 history = History(self.period_seconds, self._horizons[name], known_value)
                 series[labels] = history
                 self._count += 1
-            history.add(value, now_seconds, round_, evidence_steps.get((name, labels), step))
+            if history.add(value, now_seconds, round_, evidence_steps.get(key, step)):
+                self._note_change(name)
+            added += history.update_number != update
             history.update_number = update
+        return added
+
+    def _note_change(self, name: str) -> None:
+        self.changes += 1
+        self._changed_at[name] = self.changes

@@ -69,10 +69,12 @@ class Moment:
     """One evaluation: its time.
 
     until_step: readings of later steps are left out, of those since the last evaluation.
+    timed: whether what is being evaluated may change while none of its series does.
     """
 
     now_seconds: float
     until_step: int | None = None
+    timed: bool = False
 
 
 class Interpreted(NamedTuple):
@@ -102,15 +104,28 @@ ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
 AGGREGATES: Mapping[str, Callable[[float, float], float]] = {"max": max, "min": min}
 
 
-def once(evaluate: Callable[[Moment], Vector]) -> Callable[[Moment], Vector]:
-    """Return `evaluate` such that a moment is evaluated once, however often it is asked."""
+def once(
+    evaluate: Callable[[Moment], Vector], readings: Readings, names: frozenset[str]
+) -> Callable[[Moment], Vector]:
+    """Return `evaluate` such that it is asked once a moment, and only where that may change it.
+
+    names: of the series that it looks at.
+    """
     last: Moment | None = None
     result: Vector = NOTHING
+    timed, changes = True, 0
 
     def evaluate_once(moment: Moment) -> Vector:
-        nonlocal last, result
-        if moment is not last:
-            result, last = evaluate(moment), moment
+        nonlocal last, result, timed, changes
+        whole = moment.until_step is None
+        if moment is not last and not (whole and not timed and readings.same(names, changes)):
+            around, moment.timed = moment.timed, False
+            changes = readings.changes
+            result = evaluate(moment)
+            timed = moment.timed or not whole
+            moment.timed = around
+        last = moment
+        moment.timed |= timed
         return result
 
     return evaluate_once

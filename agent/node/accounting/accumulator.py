@@ -48,6 +48,13 @@ class CounterStore:
         self._totals = {(name, labels): value for name, labels, value in totals}
         self._histograms = {(name, labels): list(cells) for name, labels, cells in histograms}
         self._metrics = {scope: _counting(own) for scope, own in metrics.items()}
+        layer_metrics = metrics.get(Scope.LAYER, ())
+        self._family_metrics = {
+            family: _counting(metric for metric in layer_metrics if metric.family == family)
+            for family in {metric.family for metric in layer_metrics}
+        }
+        self._later: dict[str, list[Labels]] = {}
+        """Labels that were not known beforehand, of the metrics that were asked for."""
         self._failed: set[str] = set()
         self._risen: set[tuple[str, Labels]] = set()
         self._evidence_steps: dict[tuple[str, Labels], int] = {}
@@ -57,9 +64,10 @@ class CounterStore:
 
         A metric whose count function raises misses only this update; that is logged once.
         """
-        counted = self._metrics[scope]
         if scope is Scope.LAYER:
-            counted = [one for one in counted if one[0].family == change.family]
+            counted = self._family_metrics.get(change.family, [])
+        else:
+            counted = self._metrics[scope]
         for metric, count, adds_nothing in counted:
             try:
                 reading = count(change)
@@ -97,10 +105,11 @@ class CounterStore:
 
     def later(self, metric: Metric) -> list[Labels]:
         """Return the labels of a metric's series that are not known beforehand."""
-        plain = len(metric.scope.value) - 1 + len(metric.labels)
-        if metric.appears_when_counted:
-            plain = -1
-        return [key[1] for key in self._totals if key[0] == metric.name and len(key[1]) > plain]
+        found = self._later.get(metric.name)
+        if found is None:
+            labels = (labels for name, labels in self._totals if name == metric.name)
+            found = self._later[metric.name] = [own for own in labels if _is_later(metric, own)]
+        return found
 
     def histogram(self, metric: Metric, labels: Labels) -> HistogramValue:
         """Return a histogram's current value, with cumulative counts."""
@@ -126,6 +135,8 @@ class CounterStore:
             cells[-1] += value
         elif value > 0 or metric.has_later_series:
             # A series with labels that were unknown before starts at 0 and stays.
+            if key not in self._totals and metric.name in self._later and _is_later(metric, labels):
+                self._later[metric.name].append(labels)
             self._totals[key] = self._totals.get(key, 0.0) + max(value, 0.0)
             if value > 0:
                 self._risen.add(key)
@@ -135,6 +146,11 @@ class CounterStore:
         cells = self._histograms.get((metric.name, labels), [])
         size = len(metric.bounds) + 2
         return cells if len(cells) == size else [0.0] * size
+
+
+def _is_later(metric: Metric, labels: Labels) -> bool:
+    known = len(metric.scope.value) - 1 + len(metric.labels)
+    return metric.appears_when_counted or len(labels) > known
 
 
 def _counting(

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from math import isfinite
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
@@ -39,15 +39,23 @@ class MetricReader:
     def __init__(self, names: frozenset[str], thresholds: Mapping[str, float]) -> None:
         self._thresholds = thresholds
         metrics = [metric for metric in METRICS if _exposed(metric) & names]
-        plain = [metric for metric in metrics if _is_plain(metric)]
-        self._labelled = [metric for metric in metrics if metric not in plain]
-        self._read = [(_reading_key(metric), metric.read) for metric in plain if metric.read]
-        self._counted = [(_reading_key(metric), metric) for metric in plain if not metric.read]
-        self._confirmed = [own for own in self._counted if own[1].evidence_step]
-        self._gauges = [
-            (metric, metric.read)
+        self._counted = [
+            ((metric.prometheus_name, ()), metric)
             for metric in metrics
-            if metric.read and metric.kind is Kind.GAUGE and metric.scope is Scope.RUN
+            if _is_plain(metric) and not metric.read
+        ]
+        self._confirmed = [own for own in self._counted if own[1].evidence_step]
+        of_run = [metric for metric in metrics if metric.read and metric.scope is Scope.RUN]
+        self._read = [_Read(*_named(metric), metric.read) for metric in of_run if metric.read]
+        self._gauges = [
+            read
+            for read, metric in zip(self._read, of_run, strict=True)
+            if metric.kind is Kind.GAUGE
+        ]
+        self._others = [
+            (metric, *_named(metric))
+            for metric in metrics
+            if not _is_plain(metric) and metric not in of_run
         ]
         self._by_name = {
             metric.name: metric
@@ -61,17 +69,14 @@ class MetricReader:
             yield from _values(self._read, export.view)
             for key, metric in self._counted:
                 yield key, export.counters.total(metric, ())
-        for metric in self._labelled:
-            names = metric.label_names[1:]
+        for metric, exposed, names in self._others:
             for sample in samples_of(metric, export, self._thresholds):
-                pairs = zip(names, sample.labels[1:], strict=True)
-                labels = tuple((name, text) for name, text in pairs if text)
+                labels = _present(names, sample.labels[1:])
                 if isinstance(sample.value, HistogramValue):
-                    yield (f"{metric.prometheus_name}_sum", labels), sample.value.sum
-                    count = float(sample.value.cumulative_counts[-1])
-                    yield (f"{metric.prometheus_name}_count", labels), count
+                    yield (f"{exposed}_sum", labels), sample.value.sum
+                    yield (f"{exposed}_count", labels), float(sample.value.cumulative_counts[-1])
                 else:
-                    yield (metric.prometheus_name, labels), sample.value
+                    yield (exposed, labels), sample.value
 
     def evidence_steps(self, counters: CounterStore) -> Mapping[Key, int]:
         """Return of which step a counter is that later steps had to confirm."""
@@ -85,14 +90,31 @@ class MetricReader:
         """
         for name, labels, value in counters.pop_risen():
             if (counted := self._by_name.get(name)) is not None:
-                pairs = zip(counted.label_names[1:], labels, strict=False)
-                own = tuple((label, text) for label, text in pairs if text)
+                own = _present(counted.label_names[1:], labels)
                 yield (counted.prometheus_name, own), value
-        for metric, read in self._gauges:
-            names = metric.label_names[1:]
-            for texts, value in labelled(read(view)):
-                # Missing optional labels come last.
-                yield (metric.prometheus_name, tuple(zip(names, texts, strict=False))), value
+        yield from _values(self._gauges, view)
+
+
+class _Read(NamedTuple):
+    exposed: str
+    names: tuple[str, ...]
+    """Of the labels, without the label `run`."""
+    read: Callable[[RunView], CatalogReading]
+
+
+def _values(reads: Iterable[_Read], view: RunView) -> Iterator[Reading]:
+    for exposed, names, read in reads:
+        for texts, value in labelled(read(view)):
+            yield (exposed, _present(names, texts)), float(value)
+
+
+def _named(metric: Metric) -> tuple[str, tuple[str, ...]]:
+    return metric.prometheus_name, metric.label_names[1:]
+
+
+def _present(names: tuple[str, ...], texts: Iterable[str]) -> Labels:
+    """Return labels as the detector knows them; those that a series lacks come last."""
+    return tuple((name, text) for name, text in zip(names, texts, strict=False) if text)
 
 
 def known_before(counters: CounterStore) -> KnownValue:
@@ -121,22 +143,9 @@ def _counter_labels(metric: Metric, labels: Labels) -> tuple[str, ...]:
     )
 
 
-def _values(
-    reads: Iterable[tuple[Key, Callable[[RunView], CatalogReading]]], view: RunView
-) -> Iterator[Reading]:
-    for key, read in reads:
-        value = read(view)
-        if isinstance(value, (int, float)) and isfinite(value):
-            yield key, float(value)
-
-
 def _is_plain(metric: Metric) -> bool:
     """Return whether a metric is one series per run."""
     return metric.label_names == Scope.RUN.value and metric.kind is not Kind.HISTOGRAM
-
-
-def _reading_key(metric: Metric) -> Key:
-    return metric.prometheus_name, ()
 
 
 def _exposed(metric: Metric) -> frozenset[str]:

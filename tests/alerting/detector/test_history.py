@@ -44,6 +44,12 @@ class TestCounters:
         assert history_of(7, known_value=5.0).known(-100.0, -50.0)
         assert not history_of(7).known(-100.0, -50.0)
 
+    def test_one_that_never_rose_is_at_zero_while_it_is_there(self):
+        assert history_of(0.0, 0.0).at_zero
+        assert not history_of(0.0, None).at_zero
+        assert not history_of(0.0, None, 0.0).at_zero
+        assert not history_of(0.0, 1.0).at_zero and not history_of(1.0, 0.0).at_zero
+
     def test_what_is_forgotten_does_not_come_back(self):
         history = History(PERIOD, 100.0)
         for index in range(5_000):

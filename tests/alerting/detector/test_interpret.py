@@ -1,8 +1,9 @@
 """Each kind of expression gives in the process what real Prometheus gives on the same samples."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import floor
 from pathlib import Path
+from random import Random
 from typing import get_args
 
 import pytest
@@ -10,10 +11,10 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mp_agent.alerting.detector.history import RANGE_FUNCTIONS
+from mp_agent.alerting.detector.history import RANGE_FUNCTIONS, History
 from mp_agent.alerting.detector.interpret import INTERPRETERS, Interpreter
-from mp_agent.alerting.detector.readings import Key, Readings
-from mp_agent.alerting.detector.vectors import Moment
+from mp_agent.alerting.detector.readings import Key, Labels, Readings
+from mp_agent.alerting.detector.vectors import Moment, Vector
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions import (
     Arithmetic,
@@ -299,6 +300,88 @@ def test_extremes_between_two_judgements_are_judged():
     readings.update([((name, ()), 4.0)], 1.0)
     moment = Moment(1.0)
     assert (lowest.evaluate(moment), highest.evaluate(moment)) == ({(): 4.0}, {(): 4.0})
+
+
+class _AlwaysChanged(Readings):
+    def same(self, names: Iterable[str], changes: int) -> bool:
+        return False
+
+
+def _rarely_changing(random: Random, minutes: int) -> list[float | None]:
+    values: list[float | None] = []
+    while len(values) < minutes:
+        values += [random.choice([None, 0.0, 2.0, 4.0])] * random.randint(1, 25)
+    return values[:minutes]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_kept_from_before_is_what_an_evaluation_finds(seed: int):
+    """Of rounds with several readings, some of them not complete, and of series that end."""
+    random, minutes = Random(seed), 160
+    names = [m.prometheus_name for m in (run.LOSS, training.LOSS_SCALE, training.SKIPPED_STEPS)]
+    keys: list[Key] = [(name, ()) for name in names]
+    phases = ("eval", "forward", "high")
+    keys += [(run.PHASE.prometheus_name, (("phase", phase),)) for phase in phases]
+    tracks = {key: _rarely_changing(random, minutes) for key in keys}
+    rounds = [(random.random() < 0.7, random.random() < 0.7) for _ in range(minutes)]
+    changed_lately = Compare(Series(metric=run.LOSS, over=("changes", _FIVE)), ">", Number(0))
+    expressions = (*EXPRESSIONS.values(), all_of(changed_lately, Seen(_SCALE)))
+    kinds = (Readings(10.0), _AlwaysChanged(10.0))
+    kept, always = (list(_vectors(kind, expressions, tracks, rounds)) for kind in kinds)
+    assert kept == always
+
+
+def _vectors(
+    readings: Readings,
+    expressions: Iterable[Expression],
+    tracks: Mapping[Key, list[float | None]],
+    rounds: list[tuple[bool, bool]],
+) -> Iterator[tuple[int, Expression, Vector]]:
+    """Yield what the expressions come to. rounds: whether a reading is complete, and judged."""
+    interpreter = Interpreter(readings, _VALUES)
+    ready = [(expression, interpreter.interpret(expression)) for expression in expressions]
+    for minute, (complete, judged) in enumerate(rounds):
+        take = readings.update if complete else readings.update_some
+        standing = [(key, value[minute]) for key, value in tracks.items()]
+        now = [(key, value) for key, value in standing if value is not None]
+        take(now, minute * 60.0, minute)
+        if judged:
+            # One that asks for earlier steps has what is kept of it evaluated again.
+            earlier = [Moment(minute * 60.0, minute - 1)] if minute % 20 == 0 else []
+            for moment in (Moment(minute * 60.0), *earlier):
+                for expression, interpreted in ready:
+                    yield minute, expression, interpreted.evaluate(moment)
+            readings.begin_round()
+
+
+def test_nothing_is_evaluated_again_while_what_it_looks_at_stays_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    readings = Readings(period_seconds=10.0)
+    interpreter = Interpreter(readings, _VALUES)
+    both = interpreter.interpret(all_of(_LOSS_ABOVE_3, _STEPS_RISING))
+    loss, skips = (m.prometheus_name for m in (run.LOSS, training.SKIPPED_STEPS))
+    asked = []
+    series = Readings.series
+
+    def noted(own: Readings, name: str) -> Mapping[Labels, History]:
+        asked.append(name)
+        return series(own, name)
+
+    monkeypatch.setattr(Readings, "series", noted)
+
+    def names_asked_for(loss_now: float, skips_now: float, seconds: float) -> list[str]:
+        asked.clear()
+        readings.update([((loss, ()), loss_now), ((skips, ()), skips_now)], seconds)
+        both.evaluate(Moment(seconds))
+        readings.begin_round()
+        return list(asked)
+
+    assert names_asked_for(4.0, 0.0, 0.0) == [loss, skips]
+    assert names_asked_for(4.0, 0.0, 10.0) == []
+    assert names_asked_for(4.5, 0.0, 20.0) == [loss]
+    assert names_asked_for(4.5, 1.0, 30.0)[0] == skips
+    assert names_asked_for(4.5, 1.0, 40.0)[0] == skips, "a rise is forgotten by time alone"
 
 
 def test_every_node_and_every_function_has_an_interpreter():
