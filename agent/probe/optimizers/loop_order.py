@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, local_of
+from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, change_count, local_of
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.records.columns import (
     BACKWARDS_DISCARDED,
@@ -321,7 +321,7 @@ class GradientUse:
         found: list[_State | None] = []
         for reference in self._parameters:
             gradient = None if (parameter := reference()) is None else parameter.grad
-            found.append(None if gradient is None else (id(gradient), gradient._version))
+            found.append(None if gradient is None else (id(gradient), change_count(gradient)))
         return found
 
 

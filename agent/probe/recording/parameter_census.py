@@ -21,7 +21,7 @@ from mp_agent.probe.instruments.activation_modules import (
     tensors_in,
 )
 from mp_agent.probe.optimizers.parameter_names import listed, strip_wrappers
-from mp_agent.probe.optimizers.plan import few_elements, local_of
+from mp_agent.probe.optimizers.plan import change_count, few_elements, local_of
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.recording.run_facts import ObservedTraits
 from mp_agent.probe.scalars import Scalar, scalar_of
@@ -148,7 +148,7 @@ class _Suspect:
         return cls(
             weakref.ref(parameter),
             weakref.ref(gradient),
-            gradient._version,
+            change_count(gradient),
             _kept(parameter),
         )
 
@@ -156,7 +156,7 @@ class _Suspect:
         """Return whether it is `parameter`, with another gradient than before."""
         gradient = parameter.grad
         same = gradient is self.gradient() and (
-            gradient is None or gradient._version == self.gradient_version
+            gradient is None or change_count(gradient) == self.gradient_version
         )
         return self.parameter() is parameter and not same
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.optimizers.loop_order import gradient_parts
-from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, local_of
+from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, change_count, local_of
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.scalars import Scalar, ScalarSnapshot, add, scalar_of
 from mp_agent.ring.interruptions import pass_on
@@ -286,7 +286,9 @@ class WeightsMark:
     def set(self, plan: MeasurementPlan) -> None:
         """Regard the weights of `plan` as unchanged as they are now."""
         ends = (_first_trained(plan.slots), _first_trained(reversed(plan.slots)))
-        self._marked = [(weakref.ref(each), each._version) for each in ends if each is not None]
+        self._marked = [
+            (weakref.ref(each), change_count(each)) for each in ends if each is not None
+        ]
 
     def forget(self) -> None:
         """Regard them as unchanged until the next `set`: changes from now on are allowed."""
@@ -301,7 +303,7 @@ class WeightsMark:
     def moved(self) -> bool:
         """Whether the first or the last of the trained weights has changed since."""
         return any(
-            (parameter := reference()) is not None and parameter._version != version
+            (parameter := reference()) is not None and change_count(parameter) != version
             for reference, version in self._marked
         )
 
@@ -327,7 +329,7 @@ class GradientsMark:
         """Record the gradients that exist already, to which this backward adds."""
         self._marked, self._after = [], []
         self._before = [
-            None if gradient is None else (id(gradient), gradient._version)
+            None if gradient is None else (id(gradient), change_count(gradient))
             for gradient in self._inspected(plan)
         ]
 
@@ -338,10 +340,10 @@ class GradientsMark:
             made = {
                 place: gradient
                 for place, gradient, before in zip(places, gradients, self._before, strict=True)
-                if gradient is not None and (id(gradient), gradient._version) != before
+                if gradient is not None and (id(gradient), change_count(gradient)) != before
             }
             self.touched_places = frozenset(made)
-            self._marked = [(weakref.ref(each), each._version) for each in made.values()]
+            self._marked = [(weakref.ref(each), change_count(each)) for each in made.values()]
             self._after = [None if each is None else weakref.ref(each) for each in gradients]
             self._none_made = not self._marked and (
                 self._inspects_all or all(slot.parameter.grad is None for slot in plan.slots)
@@ -366,7 +368,7 @@ class GradientsMark:
     def moved(self) -> bool:
         """Whether any of them has changed since."""
         return any(
-            (gradient := reference()) is not None and gradient._version != version
+            (gradient := reference()) is not None and change_count(gradient) != version
             for reference, version in self._marked
         )
 

@@ -1,9 +1,16 @@
-"""Flags of several optimizers become one."""
+"""Flags of several optimizers become one; gradients that add up are noticed however they do."""
+
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 
-from mp_agent.probe.optimizers.loop_order import any_of
+from mp_agent.probe.optimizers.loop_order import GradientUse, any_of
+from tests.agent.probe.ranks import run_ranks
+from tests.gloo import process_group
 
 SET, NOT_SET = torch.tensor(1.0), torch.tensor(0.0)
 
@@ -23,3 +30,39 @@ def test_no_flag_that_is_not_set_hides_one_that_is(flags, expected):
     found = any_of(flags)
     assert found == expected if expected is not None else found is None
     assert any_of(reversed(flags)) == found
+
+
+def _adding_up(model: nn.Module, *, zeroed: bool) -> list[bool]:
+    """Return of each of four steps whether it used gradients of the one before again."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    slots = [SimpleNamespace(parameter=parameter) for parameter in model.parameters()]
+    use, found = GradientUse(), []
+    for _ in range(4):
+        if zeroed:
+            use.clearing()
+            optimizer.zero_grad(set_to_none=False)
+        outputs = model(torch.ones(2, 4))
+        use.backward_begins()
+        outputs.sum().backward()
+        use.backward_ended()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        use.used(lambda: SimpleNamespace(slots=slots))  # type: ignore[arg-type, return-value]
+        found.append(bool(use.adds_up))
+    return found
+
+
+def _assert_noticed(rank: int, directory: Path) -> None:
+    with process_group(directory, rank, 2):
+        model = nn.Linear(4, 4)
+        fully_shard(model)
+        # What the first step uses is not known before its optimizer has stepped.
+        assert _adding_up(model, zeroed=False) == [False, True, True, True]
+        assert not any(_adding_up(model, zeroed=True))
+
+
+@pytest.mark.slow
+def test_gradients_that_fsdp2_adds_to_in_place_are_noticed(tmp_path: Path):
+    run_ranks(_assert_noticed, tmp_path, ranks=2)
+    assert _adding_up(nn.Linear(4, 4), zeroed=False) == [False, True, True, True]
+    assert not any(_adding_up(nn.Linear(4, 4), zeroed=True))
