@@ -172,17 +172,24 @@ def _backward_is_compiled() -> bool:
     return bool(getattr(compiled, "compiled_autograd_enabled", False))
 
 
-NEVER_CALLED = "activations: no module's call was seen, as in a function that is compiled"
+NEVER_CALLED = (
+    "activations: no call of the model's modules was seen, as in compiled functions and in "
+    "functional copies"
+)
+NEVER_IN_TRAINING = "activations: modules were called in evaluation or without gradients alone"
 
-"""Tensors of one output that are measured."""
+_UNCALLED_STEPS = 3
+"""Sampled steps in a row without a call after which it is said that there is none."""
 
 
 class ActivationSampling:
     """Measures the outputs of modules between `begin` and `take`, in the forward pass.
 
-    What runs while `is_training` says no, such as an evaluation, is left out. Hooks are on modules
-    only in between: `torch.compile` sees none but when it compiles just then, and traces nothing
-    of them.
+    What runs while `is_training` says no, such as an evaluation, is left out, and so are calls of a
+    module in another mode than that of the step before. Hooks are on modules only in between:
+    `torch.compile` sees none but when it compiles just then, and traces nothing of them.
+
+    called: whether any call was measured since `begin`. left_out: whether any was left out.
     """
 
     def __init__(self, run: Run, is_training: Callable[[], bool], near_overflow: float) -> None:
@@ -195,16 +202,21 @@ class ActivationSampling:
         self._near_overflow = near_overflow
         self._handles: list[RemovableHandle] = []
         self._modules = 0
+        self._modes: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}
+        """By place, a module, and whether it was in training mode at `begin`."""
         self._rows: dict[int, list[torch.Tensor]] = {}
         self._calls = 0
+        self.left_out = False
 
     def begin(self, modules: OutputModules) -> None:
         """Put hooks on the modules; what was measured before is forgotten."""
         self.close()
         self.gradients.begin()
         self._rows, self._calls, self.streams = {}, 0, set()
+        self._modes, self.left_out = {}, False
         self._modules = len(modules.names)
         for place, module in modules.alive:
+            self._modes[place] = weakref.ref(module), module.training
             hook = ForwardHook(self._run, "activations", self._add, place)
             self._handles.append(module.register_forward_hook(hook))
 
@@ -223,6 +235,11 @@ class ActivationSampling:
         """Whether modules are hooked."""
         return bool(self._handles)
 
+    @property
+    def called(self) -> bool:
+        """Whether any call was measured."""
+        return self._calls > 0
+
     def take(self) -> torch.Tensor | None:
         """Remove the hooks; return float64 [M, C], NaN for modules that were not called.
 
@@ -239,7 +256,8 @@ class ActivationSampling:
         return torch.stack([one_each.get(place, absent) for place in range(self._modules)])
 
     def _add(self, place: int, inputs: object, output: object) -> None:
-        if not self._is_training():
+        if not self._is_training() or not self._is_in_same_mode(place):
+            self.left_out = True
             return
         call, self._calls = self._calls, self._calls + 1
         for tensor in islice(local_tensors(tensors_in(output)), _TENSORS_AT_MOST):
@@ -249,6 +267,15 @@ class ActivationSampling:
                 row = output_row(tensor, call, self._near_overflow)
                 keep_row(ACTIVATIONS, self._rows.setdefault(place, []), row)
         self.gradients.watch(place, inputs, output)
+
+    def _is_in_same_mode(self, place: int) -> bool:
+        """Return whether a module is in the mode in which it was at the end of the step before.
+
+        Backward ends what counts as an evaluation, while attacks go on in evaluation mode.
+        """
+        reference, was_training = self._modes[place]
+        module = reference()
+        return module is None or module.training == was_training
 
 
 _NONE: Mapping[str, tuple[str, ...]] = {}
@@ -269,6 +296,9 @@ class StepActivations(Instrument):
         self._note_unsupported = note_unsupported
         self._modules: OutputModules | None = None
         self._layers = _NONE
+        self._backward_came = False
+        """Since the hooks were put on the modules."""
+        self._uncalled_steps = 0
 
     def layers(self, model: nn.Module | None) -> Mapping[str, tuple[str, ...]]:
         """Return the names of the modules, by family; the same object while they are the same."""
@@ -278,18 +308,25 @@ class StepActivations(Instrument):
 
     def begin(self, model: nn.Module | None) -> None:
         """Put hooks on the modules for the next forward pass."""
+        self._backward_came = False
         if model is not None:
             modules = self._look_at(model)  # scripts add, wrap and replace modules
             if modules.names:
                 self._sampling.begin(modules)
 
     def end(self, step: OpenStep) -> None:
-        """Remove the hooks, and add what was measured to the step."""
+        """Remove the hooks, and add what was measured to the step.
+
+        Of a backward before any call, such as a discriminator's, both wait for the next one.
+        """
         if not self._sampling.begun:
             return
+        self._backward_came = True
+        if not self._sampling.called:
+            return
+        self._uncalled_steps = 0
         rows_MC = self._sampling.take()
         if rows_MC is None:
-            self._note_unsupported(NEVER_CALLED)
             return
         step.own_rows[ACTIVATIONS.name] = rows_MC
         step.streams.update(self._sampling.streams)
@@ -304,6 +341,16 @@ class StepActivations(Instrument):
             parts = accelerator.on_one_device((rows_MC[:, :-2], found_M2))
             step.own_rows[ACTIVATIONS.name] = torch.cat(parts, dim=1)
             step.streams.update(self._sampling.gradients.streams)
+
+    def finish(self, step: OpenStep) -> None:
+        """Remove hooks that no call has met; after some such steps in a row say that none does."""
+        if not self._sampling.begun or not self._backward_came:
+            return
+        self._sampling.end()
+        self._uncalled_steps += 1
+        if self._uncalled_steps == _UNCALLED_STEPS:
+            left_out = self._sampling.left_out
+            self._note_unsupported(NEVER_IN_TRAINING if left_out else NEVER_CALLED)
 
     def close(self) -> None:
         """Remove the hooks."""

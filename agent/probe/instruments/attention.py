@@ -55,6 +55,8 @@ class AttentionSampling:
         self._calls = FunctionCalls()
         self._places: dict[int, int] = {}
         self._model: nn.Module | None = None
+        self._mode = False
+        """Whether the model was in training mode at `begin`."""
         self._of_attention: dict[int, list[torch.Tensor]] = {}
         self._of_loss: list[torch.Tensor] = []
         self._samples = 0
@@ -65,6 +67,7 @@ class AttentionSampling:
         self._samples += 1
         self.streams, self._of_attention, self._of_loss = set(), {}, []
         self._model = model  # while its modules are known by their ids
+        self._mode = model.training
         self._places = {id(module): place for place, module in enumerate(model.modules())}
         self._calls.begin(
             {
@@ -84,6 +87,11 @@ class AttentionSampling:
     def begun(self) -> bool:
         """Whether calls are watched."""
         return self._calls.begun
+
+    @property
+    def called(self) -> bool:
+        """Whether any call was measured since `begin`."""
+        return bool(self._of_attention or self._of_loss)
 
     def take(self) -> tuple[Rows, torch.Tensor | None]:
         """Restore the functions; return a row per module that was seen, and that of the loss.
@@ -151,19 +159,24 @@ class AttentionSampling:
             return
         # Of logits that are split over their classes, no rank has a whole row.
         split = isinstance(logits, DTensor) or isinstance(target, DTensor)
-        over = not self.begun or not self._is_training() or len(self._of_loss) >= CALLS_AT_MOST
+        over = not self.begun or not self._counts() or len(self._of_loss) >= CALLS_AT_MOST
         if logits.requires_grad and not split and not over and _usable(logits):
             ignore_index = int(named.get("ignore_index", -100))
             self._keep(logits_row(logits, target, ignore_index, self._samples), self._of_loss)
 
     def _place(self, frame: FrameType) -> int | None:
         """Return the place of the module that called, if it is to be measured."""
-        if not self._is_training():
+        if not self._counts():
             return None
         place = caller_among(frame, self._places)
         if place is None or len(self._of_attention.get(place, ())) >= CALLS_AT_MOST:
             return None
         return place
+
+    def _counts(self) -> bool:
+        """Return whether the model trains, in the mode that it was in in the step before."""
+        same_mode = self._model is None or self._model.training == self._mode
+        return same_mode and self._is_training()
 
     def _keep(self, row: torch.Tensor | None, rows: list[torch.Tensor]) -> None:
         if type(row) is not torch.Tensor:  # without numbers, or a subclass that computes otherwise
@@ -231,6 +244,8 @@ class StepAttention(Instrument):
         self._seen: tuple[str, ...] = ()
         """The modules that compute attention, in the order of the tree."""
         self._layers = _NONE
+        self._backward_came = False
+        """Since calls are watched."""
 
     def layers(self, model: nn.Module | None) -> Mapping[str, tuple[str, ...]]:
         """Return the names of the layers, by family; the same object while they are the same."""
@@ -242,6 +257,7 @@ class StepAttention(Instrument):
     def begin(self, model: nn.Module | None) -> None:
         """Watch the calls of the next forward pass."""
         self._sampling.end()
+        self._backward_came = False
         self.layers(model)
         if model is not None:
             self._look_at(model, self._seen)  # scripts add, wrap and replace modules
@@ -253,9 +269,20 @@ class StepAttention(Instrument):
         self._sampling.begin(model)
 
     def end(self, step: OpenStep) -> None:
-        """Restore the functions, and add what was measured to the step."""
-        if not self._sampling.begun:
-            return
+        """Restore the functions, and add what was measured to the step.
+
+        Of a backward before any call, such as a discriminator's, both wait for the next one.
+        """
+        self._backward_came = True
+        if self._sampling.begun and self._sampling.called:
+            self._take(step)
+
+    def finish(self, step: OpenStep) -> None:
+        """Restore functions of which no call was seen in the step, and say so."""
+        if self._sampling.begun and self._backward_came:
+            self._take(step)
+
+    def _take(self, step: OpenStep) -> None:
         rows, row_of_loss = self._sampling.take()
         if not rows:
             self._note_unsupported(NO_ATTENTION)

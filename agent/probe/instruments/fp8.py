@@ -114,10 +114,13 @@ class Fp8Sampling:
 
     Inputs and weights are measured in the forward pass, until `forward_ended`; gradients of the
     outputs of that pass in its backward pass. What runs while `is_training` says no, such as an
-    evaluation, is left out.
+    evaluation, is left out, and so are calls of a layer in another mode than that of the step
+    before.
     """
 
     def __init__(self, run: Run, is_training: Callable[[], bool]) -> None:
+        self.called = False
+        """Whether any call in training was seen since `begin`."""
         self.streams: set[Hashable] = set()
         """Streams of the device on which anything was measured."""
         self._run = run
@@ -125,6 +128,8 @@ class Fp8Sampling:
         self._handles: list[RemovableHandle] = []
         self._layers: Fp8Layers | None = None
         self._rows: dict[int, list[torch.Tensor]] = {}
+        self._modes: dict[int, bool] = {}
+        """By place, whether a layer was in training mode at `begin`."""
         self._scales: dict[int, torch.Tensor] = {}
         """Scales with which the backward pass casts gradients, by place."""
         self._sample = 0
@@ -132,8 +137,9 @@ class Fp8Sampling:
     def begin(self, layers: Fp8Layers) -> None:
         """Put hooks on the layers; what was measured before is forgotten."""
         self.close()
-        self._layers = layers
+        self._layers, self._modes, self.called = layers, {}, False
         for place, module in layers.alive:
+            self._modes[place] = module.training
             hook = ForwardHook(self._run, "FP8 operands", self._add_call, place)
             # Before the hook with which FSDP2 takes the whole weight away again.
             self._handles.append(module.register_forward_hook(hook, prepend=True))
@@ -175,8 +181,9 @@ class Fp8Sampling:
 
     def _add_call(self, place: int, inputs: object, output: object) -> None:
         module = self._module(place)
-        if module is None or not self._is_training():
+        if module is None or not self._is_training() or module.training != self._modes[place]:
             return
+        self.called = True
         if has_delayed_scaling(module):
             row, scale_N = forward_row(module), backward_scale(module)
             if row is not None:
@@ -248,7 +255,12 @@ class StepFp8(Instrument):
             self._begun = True
 
     def end(self, step: OpenStep) -> None:
-        """Remove the hooks from the layers; outputs keep theirs for the backward pass."""
+        """Remove the hooks from the layers; outputs keep theirs for the backward pass.
+
+        Of a backward before any call, such as a discriminator's, both wait for the next one.
+        """
+        if not self._sampling.called:
+            return
         self._passes += 1
         self._sampling.forward_ended()
 

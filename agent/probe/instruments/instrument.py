@@ -84,6 +84,9 @@ class Instrument:
     def gradients_measured(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
         """Measure what an update will change: these plans' gradients were measured."""
 
+    def gradients_left_out(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
+        """Look at what must not wait for the next step of which these gradients are measured."""
+
     def optimizer_stepped(self, step: OpenStep, watched: WatchedOptimizer) -> None:
         """Measure what an optimizer did that has stepped or was skipped."""
 
@@ -149,6 +152,7 @@ class Instruments:
         self.gradients_cleared = self._all(Instrument.gradients_cleared)
         self.measuring_begins = self._all(Instrument.measuring_begins)
         self.gradients_measured = self._all(Instrument.gradients_measured)
+        self.gradients_left_out = self._all(Instrument.gradients_left_out)
         self.optimizer_stepped = self._all(Instrument.optimizer_stepped)
         self.finish = self._all(Instrument.finish)
         self.step_timed = self._all(Instrument.step_timed)
@@ -309,11 +313,15 @@ class Batches(Instrument):
         self._delivered_before = 0
 
     def end(self, step: OpenStep) -> None:
-        """Add to the step what was found in its first forward; await that of the next one."""
+        """Add to the step what was found in its first forward; await that of the next one.
+
+        A backward before its forward, such as a discriminator's, changes nothing.
+        """
         if self._found:
             step.scalars.update(self._found)
             self._found = {}
-        if self._awaited > step.sequence:
+        still_awaited = self._awaited == step.sequence and self._handle is not None
+        if self._awaited > step.sequence or still_awaited:
             return
         self.close()
         self._awaited = step.sequence + 1

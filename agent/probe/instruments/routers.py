@@ -92,11 +92,13 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
 class RouterSampling:
     """Measures routers between `begin` and `take`, in the forward pass.
 
-    What runs while `is_training` says no, such as an evaluation, is left out. Hooks are on modules
-    only in between.
+    What runs while `is_training` says no, such as an evaluation, is left out, and so are calls of a
+    router in another mode than that of the step before. Hooks are on modules only in between.
     """
 
     def __init__(self, run: Run, is_training: Callable[[], bool]) -> None:
+        self.called = False
+        """Whether any call in training was seen since `begin`."""
         self.streams: set[Hashable] = set()
         """Streams of the device on which anything was measured."""
         self.unreadable: set[str] = set()
@@ -105,15 +107,18 @@ class RouterSampling:
         self._is_training = is_training
         self._handles: list[RemovableHandle] = []
         self._gates: tuple[Gate, ...] = ()
+        self._modes: dict[int, bool] = {}
+        """By place, whether a router was in training mode at `begin`."""
         self._rows: dict[int, list[torch.Tensor]] = {}
 
     def begin(self, gates: Gates) -> None:
         """Put hooks on the routers; what was measured before is forgotten."""
         self.end()
         self._rows, self.streams, self.unreadable = {}, set(), set()
-        self._gates = gates.gates
+        self._gates, self._modes, self.called = gates.gates, {}, False
         for place, gate in enumerate(self._gates):
             if (module := gate.module()) is not None:
+                self._modes[place] = module.training
                 hook = ForwardHook(self._run, "routers", self._add, place)
                 self._handles.append(module.register_forward_hook(hook))
 
@@ -145,8 +150,9 @@ class RouterSampling:
     def _add(self, place: int, inputs: object, output: object) -> None:
         gate = self._gates[place]
         module = gate.module()
-        if module is None or not self._is_training():
+        if module is None or not self._is_training() or module.training != self._modes[place]:
             return
+        self.called = True
         routing = gate.read(module, inputs, output)
         if routing is None:
             if gate.pattern:
@@ -197,8 +203,11 @@ class StepRouters(Instrument):
                 self._sampling.begin(gates)
 
     def end(self, step: OpenStep) -> None:
-        """Remove the hooks, and add what was measured to the step."""
-        if not self._sampling.begun:
+        """Remove the hooks, and add what was measured to the step.
+
+        Of a backward before any call, such as a discriminator's, both wait for the next one.
+        """
+        if not self._sampling.begun or not self._sampling.called:
             return
         rows_MC = self._sampling.take()
         for pattern in sorted(self._sampling.unreadable):
@@ -206,6 +215,10 @@ class StepRouters(Instrument):
         if rows_MC is not None:
             step.own_rows[ROUTERS.name] = rows_MC
             step.streams.update(self._sampling.streams)
+
+    def finish(self, step: OpenStep) -> None:
+        """Remove hooks that no call has met in the step."""
+        self._sampling.end()
 
     def close(self) -> None:
         """Remove the hooks."""

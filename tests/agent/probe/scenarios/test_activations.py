@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mp_agent.probe.instruments.activation_modules import output_row
+from mp_agent.probe.instruments.activations import NEVER_CALLED, NEVER_IN_TRAINING
 from mp_agent.records.columns import ACTIVATIONS, GRADIENTS, by_name
 from tests.agent.probe.scenarios import training
 
@@ -121,3 +122,40 @@ def test_outputs_that_are_no_tensor_are_searched_for_tensors(watch):
 
     row = watched.read().rows(ACTIVATIONS)[2]["lstm"]
     assert row["elements"] == 3 * (5 * 3), "outputs, h and c"
+
+
+@pytest.mark.parametrize(("way", "said"), [("copy", NEVER_CALLED), ("eval", NEVER_IN_TRAINING)])
+def test_modules_that_no_step_calls_in_training_are_named_after_three_samples(watch, way, said):
+    model, watched = Model(), watch(measure_activations=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hooks, reported = [], []
+    for _ in range(21):
+        if way == "eval":
+            outputs = model.eval()(torch.randn(5, 4))
+        else:  # as a functional copy of it computes
+            hidden = torch.nn.functional.linear(torch.randn(5, 4), model.inner.weight)
+            outputs = torch.nn.functional.linear(hidden, model.head.weight)
+        outputs.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        hooks.append(training.hooks_on(model))
+        reported.append(watched.state().unsupported)
+    assert [step for step, count in enumerate(hooks, 1) if count] == [1, 9, 19]
+    assert [step for step, each in enumerate(reported, 1) if said in each] == [20, 21]
+    assert reported[-1] == (said,)
+    assert not watched.read(one_schema=False).rows(ACTIVATIONS)
+
+
+def test_a_call_ends_a_row_of_samples_without_any(watch):
+    model, watched = Model(), watch(measure_activations=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(1, 41):
+        if step == 20:
+            outputs = model(torch.randn(5, 4))
+        else:
+            outputs = torch.nn.functional.linear(torch.randn(5, 8), model.head.weight)
+        outputs.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert sorted(watched.read(one_schema=False).rows(ACTIVATIONS)) == [20]
+    assert NEVER_CALLED not in watched.state().unsupported

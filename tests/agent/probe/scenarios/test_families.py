@@ -162,6 +162,45 @@ class TestEveryFamily:
             model.load_state_dict(healthy)
         assert sorted(watched.read(one_schema=False).rows(family.columns)) == [2, 5]
 
+    def test_the_step_of_another_model_comes_before_the_forward(self, family, measured):
+        def trained() -> tuple[list[torch.Tensor], list[int]]:
+            torch.manual_seed(1)
+            model, critic, places = family.make_model(), nn.Linear(3, 1), []
+            optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+
+            def train_critic(step: int) -> None:
+                optimizer.zero_grad()
+                critic(torch.ones(2, 3)).square().mean().backward()
+                optimizer.step()
+                places.append(family.places(model))
+
+            family.train(model, 20, lr=0.01, between=train_critic)
+            trained = [*model.parameters(), *critic.parameters()]
+            return [parameter.detach() for parameter in trained], places
+
+        (without, _), watched = trained(), measured()
+        found, places = trained()
+        for before, after in zip(without, found, strict=True):
+            assert torch.equal(before, after)
+        assert sorted(watched.read(one_schema=False).rows(family.columns)) == [2, 10, 20]
+        assert family.count(watched, 2) == family.count(watched, 10) == family.row[2]
+        assert [step for step, each in enumerate(places, 1) if each] == [1, 9, 19]
+        assert not [each for each in watched.state().unsupported if " call" in each]
+
+    def test_attacks_in_evaluation_mode_come_before_the_forward(self, family, measured):
+        model, watched = family.make_model(), measured()
+
+        def attack(step: int) -> None:
+            model.eval()
+            for _ in range(3):
+                larger = torch.full((50, *family.shape[1:]), 1.0, requires_grad=True)
+                mean_of_squares(model(larger)).backward()
+            model.train()
+            model.zero_grad()
+
+        family.train(model, 10, between=attack)
+        assert family.count(watched, 2) == family.count(watched, 10) == family.row[2]
+
     def test_copies_of_a_hooked_model_have_nothing_of_the_probe(self, family, measured):
         model, _ = family.make_model(), measured()
         family.train(model, 1)

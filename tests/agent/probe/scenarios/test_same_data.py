@@ -329,3 +329,24 @@ def test_batches_of_any_kind_of_number_have_a_digest(watch, kind):
     contents = watched.read(one_schema=False)
     assert contents.state.probe_errors == 0
     assert any(value == value for value in contents.column("batch_digest"))
+
+
+def test_batches_have_a_digest_where_another_model_steps_in_between(watch):
+    watched, model, critic = watch(), make_model(), nn.Linear(3, 1)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in (model, critic)]
+    for _ in range(40):
+        for part, inputs in ((model, torch.randint(0, 50, (8, 6))), (critic, torch.randn(2, 3))):
+            part.zero_grad()
+            part(inputs).square().mean().backward()
+            optimizers[part is critic].step()
+    contents = watched.read(one_schema=False)
+    digests = contents.column("batch_digest")
+    assert [step for step, each in enumerate(digests, 1) if each == each] == [
+        13,
+        14,
+        26,
+        27,
+        39,
+        40,
+    ]
+    assert contents.state.probe_errors == 0
