@@ -4,6 +4,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -28,6 +29,9 @@ from mp_agent.ring.interruptions import pass_on
 
 OPTIMIZERS_AT_MOST = 8
 
+_LEFT_OUT = f"more than {OPTIMIZERS_AT_MOST} optimizers"
+NORM_LEFT_OUT = f"{_LEFT_OUT} of one model, and so the norms of all their gradients together"
+
 
 class OptimizerRegistry:
     """The optimizers seen at a measuring point; the first of them trains the run's model.
@@ -38,6 +42,8 @@ class OptimizerRegistry:
 
     Of optimizers that hold the same parameters (one that wraps another, ZeroRedundancyOptimizer's
     own part, a successor) only one counts. When the first is gone, the next one seen takes over.
+
+    left_out: those that train a part of the run's model, and are too many to be watched.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class OptimizerRegistry:
         self.note_unsupported = note_unsupported
         self.ranks_in_run = ranks_in_run
         self.roles = OptimizerRoles()
+        self.left_out = WeakSet[Optimizer]()
         self._new = NewOptimizers(OPTIMIZERS_AT_MOST)
         self._plan_maker = PlanMaker(ranks_in_run, self._new)
         self._overtaken: weakref.ref[Optimizer] | None = None
@@ -202,6 +209,17 @@ class OptimizerRegistry:
             held.update(id(each) for other in live for each in optimizer_parameters(other))
         return [(name, each) for name, each in found if id(each) not in held]
 
+    def awaits_more(self) -> bool:
+        """Return whether the backward made gradients that an optimizer may be made for only now.
+
+        Some scripts make one for each parameter, right before its first step. Of parameters that
+        are in no module it is not known.
+        """
+        first = self.first
+        if first is None or first.managed:
+            return False
+        return self.root is None or bool(self.unheld_gradients(strays=False))
+
     def trained_share(self) -> float | None:
         """Return the share of the elements of the run's model that its optimizers train."""
         if (root := self.root) is None:
@@ -233,6 +251,7 @@ class OptimizerRegistry:
             each for each in self.roles.watched if each is watched or each.role is Role.SEPARATE
         ]
         labels = {watched.label: ""}
+        self.left_out.clear()
         watched.become(Role.FIRST)
         for other in self.roles.watched:
             together = other.stepped_in_pass == watched.stepped_in_pass
@@ -327,11 +346,18 @@ class OptimizerRegistry:
 
     def _add(self, optimizer: Optimizer, role: Role) -> WatchedOptimizer | None:
         if len(self.roles.watched) == OPTIMIZERS_AT_MOST:
-            self.note_unsupported(f"more than {OPTIMIZERS_AT_MOST} optimizers")
+            self._leave_out(optimizer, role)
             return None
+        self.left_out.discard(optimizer)
         label = "" if role is Role.FIRST else self.roles.free_label()
         self.roles.watched.append(WatchedOptimizer(label, role, optimizer, self._make_plan))
         return self.roles.watched[-1]
+
+    def _leave_out(self, optimizer: Optimizer, role: Role) -> None:
+        """Report an optimizer that is not watched; without its part the run's norm is none."""
+        if role is Role.CANDIDATE:
+            self.left_out.add(optimizer)
+        self.note_unsupported(NORM_LEFT_OUT if role is Role.CANDIDATE else _LEFT_OUT)
 
     def _let_follow(self, watched: WatchedOptimizer, optimizer: Optimizer, held: set[int]) -> None:
         """Replace the optimizer of `watched` by one that holds its parameters and maybe more."""
@@ -348,7 +374,7 @@ class OptimizerRegistry:
         for optimizer in self._new.pop_ready(known, self.root):
             if any(watched.is_of(optimizer) for watched in self.roles.watched):
                 continue
-            if len(self.roles.watched) < OPTIMIZERS_AT_MOST and self._trains_part_of_run(optimizer):
+            if self._trains_part_of_run(optimizer):
                 self._add(optimizer, Role.CANDIDATE)
 
     def _trains_part_of_run(self, optimizer: Optimizer) -> bool:

@@ -128,6 +128,7 @@ class StepRecorder:
             if of_run:
                 step.scalars["gradients_measured"] = 0.0
             step.measured.update(plan.label for plan, _ in usable)
+            self._instruments.gradients_left_out(step, [plan for plan, _ in usable])
             return
         if of_run:
             step.scalars["gradients_measured"] = 1.0
@@ -275,6 +276,7 @@ class StepRecorder:
         if self._registry.ranks_in_run() > 1:
             self._instruments.have_ranks()
         self._schema.own_families = self._instruments.layers()
+        self._schema.leaves_out = bool(self._registry.left_out)
         return self._schema.delivery_for(plans, self._writer)
 
     def _prepare_to_write(self, plans: Sequence[MeasurementPlan]) -> Delivery | None:

@@ -60,6 +60,10 @@ class RingSchema:
         self._note_unsupported = note_unsupported
         self.own_families: Mapping[str, tuple[str, ...]] = {}
         """The layers, or none, of each family that is not of parameters, for the next schema."""
+        self.leaves_out = False
+        """Whether optimizers of the run are not measured, for the next schema."""
+        self._left_out = False
+        """Whether the schema in the ring says so."""
         self.optimizers: tuple[OptimizerRows, ...] = ()
         """Those that the schema in the ring has rows of, in their order."""
         self._layers: tuple[tuple[Layer, ...], ...] = ()
@@ -95,6 +99,7 @@ class RingSchema:
         if (
             self.delivery is not None
             and self.own_families == self._own_layers
+            and self.leaves_out == self._left_out
             and self._traits.collections == self._collections
             and self._traits.parameters == self._parameters
             and len(plans) == len(self._layers)
@@ -123,6 +128,8 @@ class RingSchema:
         parameters or of the next model of a sweep, continue the ones before.
         """
         shares = tuple(share for plan in plans for share in plan.shares)
+        if self.leaves_out:
+            shares += (_share_left_out(writer.identity),)
         own = self.own_families
         schema = Schema(
             step_columns=self._step_columns,
@@ -162,6 +169,9 @@ class RingSchema:
             OptimizerRows(label=plan.label, shares=len(plan.shares), layers=len(plan.layers))
             for plan in plans
         )
+        if self.leaves_out:
+            self.optimizers += (OptimizerRows(label=_LEFT_OUT, shares=1, layers=0),)
+        self._left_out = self.leaves_out
         self._layers = tuple(plan.layers for plan in plans)
         self._own_layers = own
         self._collections = self._traits.collections
@@ -201,6 +211,20 @@ class _Beginning:
             self._writer.write_schema(self._schema, device_slots=slots)
             self._written = True
         return make_delivery(self._writer, self._schema, self._schedule, self._device, self._order)
+
+
+_LEFT_OUT = "left out"
+
+
+def _share_left_out(rank: RankIdentity) -> Share:
+    """Return the share of what is not measured of the run: no rank has a row, so none is whole."""
+    return Share(
+        group=_LEFT_OUT,
+        shard_index=rank.rank,
+        shard_count=rank.world_size,
+        optimizer=_LEFT_OUT,
+        joint=True,
+    )
 
 
 def _own_share(family: str, rank: RankIdentity) -> Share:

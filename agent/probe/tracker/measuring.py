@@ -25,6 +25,8 @@ from mp_agent.records.columns import (
 )
 from mp_agent.records.steps import Phase
 
+_MADE_ONLY_NOW = "made only now"
+
 
 class StepEnd:
     """Ends steps, and has the recorder publish those that are complete.
@@ -89,6 +91,8 @@ class StepEnd:
             watched.note_rate_0(step.scalars)
         context.instruments.optimizer_stepped(step, watched)
         awaited = roles.awaited
+        if watched.role is Role.FIRST and not watched.stepped_in_pass:
+            awaited |= self._made_only_now()
         roles.stepped(watched)
         if not watched.of_run:
             if (rate := snapshot_of(watched.learning_rate())) is not None:
@@ -101,6 +105,13 @@ class StepEnd:
         else:
             self.publish(context.boundaries.joint_ended(watched.label))
         watched.scalars.clear()
+
+    def _made_only_now(self) -> set[str]:
+        """Return a label that no optimizer has where others may be made to step in this pass.
+
+        Their gradients are a part of the step that the first one ends.
+        """
+        return {_MADE_ONLY_NOW} if self._context.registry.awaits_more() else set()
 
     def finish_run(self, label: str) -> None:
         """End the step under way: the optimizer `label` of the run has stepped."""
@@ -206,6 +217,8 @@ class GradientMeasuring:
             scaled = [
                 (each, inverse_scale if each is watched else context.inverse_scale(each))
                 for each in context.registry.together(watched)
+                # A step may have changed the gradients that were measured before it.
+                if each is watched or each.label not in step.stepped
             ]
             context.thread.measures.update(each.label for each, _ in scaled)
             if watched.of_run:

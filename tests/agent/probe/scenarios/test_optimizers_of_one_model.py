@@ -11,12 +11,20 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers import live_objects
+from mp_agent.probe.optimizers.registry import NORM_LEFT_OUT
 from mp_agent.records.merged import MergedStep
 from tests.agent.probe.conftest import Watch
 from tests.agent.probe.rings import merge_layer_tables, merge_rings, read_ring
-from tests.agent.probe.small_model import make_loss, make_model, sum_squares
+from tests.agent.probe.small_model import gradient_of, make_loss, make_model, sum_squares
 
 STEPS = 6
+ALL = {
+    "measure_activations": True,
+    "measure_updates": True,
+    "measure_distribution": True,
+    "measure_local_gradients": True,
+}
+"""What makes the records of a schema large."""
 
 
 def split(model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -590,3 +598,84 @@ class TestOneAfterTheOther:
         assert 90 <= watched.steps_reported <= 110
         norm = merged(watched)[-1].grad_norm
         assert norm is not None and not isnan(norm)
+
+
+class TestOneForEachParameter:
+    """As of pyro, which makes an optimizer for each parameter right before its first step."""
+
+    @staticmethod
+    def train(layers: int, made: str) -> tuple[list[float], list[torch.Tensor]]:
+        """Train some steps; return the norms, and the weights that came of it."""
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+        optimizers: dict[torch.Tensor, Optimizer] = {}
+
+        def optimizer_of(parameter: torch.Tensor) -> Optimizer:
+            if parameter not in optimizers:
+                optimizers[parameter] = torch.optim.Adam([parameter], lr=1e-3)
+            return optimizers[parameter]
+
+        norms = []
+        for parameter in model.parameters() if made == "before" else ():
+            optimizer_of(parameter)
+        for seed in range(STEPS):
+            (1e3 * make_loss(model, seed)).backward()
+            norms.append(sqrt(sum_squares(model)))
+            for parameter in model.parameters():
+                optimizer_of(parameter).step()
+                gradient_of(parameter).mul_(0.5)  # as one that clips them in its own step
+            model.zero_grad()
+        return norms, [parameter.detach() for parameter in model.parameters()]
+
+    @pytest.mark.parametrize("made", ["before", "then"])
+    def test_all_are_in_the_norm_of_every_step(self, watch, made):
+        watched = watch(layer_interval=1, **ALL)
+        norms, _ = self.train(4, made)
+        steps = merged(watched)
+        assert [step.sequence for step in steps] == list(range(1, STEPS + 1))
+        assert [step.grad_norm for step in steps] == pytest.approx(norms, rel=1e-6)
+        assert all(step.gradients_judged for step in steps)
+        assert [len(step.optimizers) for step in steps] == [8] * STEPS
+        assert watched.state().records_dropped == 0
+        assert watched.state().probe_errors == 0
+
+    @pytest.mark.parametrize("made", ["before", "then"])
+    @pytest.mark.parametrize("layers", [5, 6])
+    def test_the_norm_is_absent_where_some_are_not_measured(self, watch, made, layers):
+        watched = watch(layer_interval=1, **ALL)
+        self.train(layers, made)
+        steps = merged(watched)
+        assert [step.sequence for step in steps] == list(range(1, STEPS + 1))
+        assert not any(step.gradients_judged for step in steps)
+        for step in steps:
+            assert len(step.optimizers) == 8
+            assert all(own.judged for own in step.optimizers.values())
+        assert watched.state().unsupported == (NORM_LEFT_OUT,)
+        assert watched.state().records_dropped == 0
+        assert watched.state().probe_errors == 0
+
+    def test_weights_are_the_same_to_the_bit(self, watch):
+        _, without = self.train(5, "then")
+        watch(layer_interval=1, **ALL)
+        _, found = self.train(5, "then")
+        for before, after in zip(without, found, strict=True):
+            assert torch.equal(before, after)
+
+    @pytest.mark.parametrize("place", ["host", "device"])
+    def test_of_nine_the_norm_is_absent(self, watch, place, request):
+        device = request.getfixturevalue("device") if place == "device" else None
+        watched, model = watch(), nn.Sequential(*(nn.Linear(4, 4) for _ in range(9)))
+        optimizers: list[Optimizer] = [
+            torch.optim.SGD(layer.parameters(), lr=1e-3) for layer in model
+        ]
+        for seed in range(STEPS):
+            backward(model, optimizers, seed)
+            for optimizer in optimizers:
+                optimizer.step()
+        if device is not None:
+            device.run()
+        steps = merged(watched)
+        assert [step.gradients_judged for step in steps] == [False] * STEPS
+        assert [len(step.optimizers) for step in steps] == [8] * STEPS
+        assert watched.state().unsupported == (NORM_LEFT_OUT,)
+        assert watched.state().records_dropped == 0
