@@ -79,6 +79,10 @@ class Reduction:
     """Whether it says that it did."""
     everywhere: bool = False
     """No two ranks had the same gradients."""
+    measured: bool = True
+    """Whether gradients were looked at; without them `equal_before` alone says anything."""
+    withheld: frozenset[str] = frozenset()
+    """Kinds of comparison that found copies to differ, as they do while they train apart."""
 
     @property
     def apart(self) -> bool:
@@ -88,7 +92,7 @@ class Reduction:
     @property
     def parts(self) -> bool:
         """Whether the update leaves copies different, as far as its gradients show it."""
-        return not self.reduced or self.contradicted
+        return self.measured and (not self.reduced or self.contradicted)
 
     @property
     def contradicted(self) -> bool:

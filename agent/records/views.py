@@ -153,7 +153,7 @@ class RunView:
     replicas: Mapping[str, DivergenceView] = field(default_factory=dict)
     """The last comparison of `gradients` and of `weights`, if there was one."""
     unreduced_steps: int = 0
-    """Consecutive steps of copies with gradients that no collective reduced, once that is sure."""
+    """Consecutive steps of copies with gradients that were not all reduced, once that is sure."""
     usual_step_seconds: float | None = None
     straggler: Straggler | None = None
     laggards: tuple[Laggard, ...] = ()

@@ -27,17 +27,18 @@ _GRADIENTS_NOT_REDUCED_STEPS = Series(metric=gradient_layers.REPLICA_UNREDUCED_S
 
 GRADIENTS_NOT_REDUCED = Condition(
     name="MpAgentGradientsNotReduced",
-    summary="Never reduced: no collective reduced these gradients.",
-    meaning="Every rank steps with the gradients of its own data, so that as many models are "
-    "trained as there are ranks, each on its part of the data; a checkpoint contains one of them.",
+    summary="Gradients were not reduced, or not all of them.",
+    meaning="Every rank steps with gradients of its own, or adds its own to reduced ones, so that "
+    "as many models are trained as there are ranks; a checkpoint contains one of them.",
     confirm="mp_agent_replica_unreduced_steps is the number of steps since the ranks last had "
     "equal weights; mp_agent_rank_loss of the ranks part.",
     remedies=(
-        "Call the wrapper itself: loss = model(batch), not model.module(batch), which bypasses "
-        "DistributedDataParallel and its reduction.",
-        "Leave no_sync() before the backward of the last micro-batch: its backward is the one "
-        "that reduces.",
-        "Without a wrapper, average the gradients over all ranks before optimizer.step().",
+        "Call the wrapper itself for every loss of a step: loss = model(batch), not "
+        "model.module(batch), which bypasses DistributedDataParallel and its reduction.",
+        "Leave no_sync() before the forward pass of the last micro-batch: its backward reduces "
+        "what all of them have added up, and what is added later is not reduced.",
+        "Without a wrapper, wrap the model in DistributedDataParallel, or average the gradients "
+        "over all ranks before optimizer.step().",
         GoBack("Resume from a checkpoint, so that all ranks load the same weights."),
         "For local SGD with a longer period, raise unreduced_steps above it; ranks that train "
         "models of their own on purpose are declared so: mp_agent.declare(model).",
@@ -50,8 +51,9 @@ GRADIENTS_NOT_REDUCED = Condition(
             triage=Triage(weights="damaged, since ranks hold different ones", now=ROLL_BACK),
             when=Compare(_GRADIENTS_NOT_REDUCED_STEPS, ">", Number(0)),
             counts_steps=True,
-            description="No collective reduced the gradients of run {run} for {value|count} "
-            "consecutive steps: each rank trains a model of its own.",
+            description="Ranks that hold copies of the model of run {run} have updated them with "
+            "different gradients for {value|count} consecutive steps: these were not reduced, or "
+            "others were added to reduced ones. Each rank trains a model of its own.",
             reason="No delay: the condition already requires unreduced_steps consecutive steps, or "
             "gradients that a wrapper says are the same and of which no two ranks' are.",
         ),
@@ -64,12 +66,15 @@ GRADIENTS_NOT_REDUCED = Condition(
         "ranks; a checkpoint holds one of the models. Stop the run and correct the loop.",
         query='mp_agent_replica_unreduced_steps{run="RUN"}',
         reading="The number of consecutive steps on which ranks that hold copies of one model had "
-        "gradients of their own and weights that were not equal. A wrapper that says it reduces, "
-        "while no two ranks have the same gradients, counts from the first step on.",
+        "gradients of their own and weights that were not equal; steps between two measured ones "
+        "count, too. A wrapper that says it reduces, while no two ranks have the same gradients, "
+        "counts from the first step on.",
         causes=(
-            "The loss is computed through model.module, or by a method of the inner model: the "
-            "forward pass of DistributedDataParallel, which prepares the reduction, never runs.",
-            "The last micro-batch runs under no_sync(), by an inverted condition or an off-by-one.",
+            "A loss is computed through model.module, or by a method of the inner model: without "
+            "the forward pass of DistributedDataParallel, which prepares the reduction, its "
+            "gradients stay those of the rank. Those of a second loss are added to reduced ones.",
+            "The last micro-batch runs under no_sync(), by an inverted condition or an off-by-one: "
+            "its gradients are not reduced, whether or not those of earlier ones were.",
             "A communication hook that returns its bucket without a collective.",
             "The script was started on several ranks without a wrapper or a reduction by hand.",
         ),

@@ -17,6 +17,7 @@ from tests.gloo import end_process_group
 
 STEPS = 12
 LONG_STEPS = 150
+PLAIN_STEPS = 900
 PERIOD = 8
 UNFROZEN_AT_STEP = OTHER_RATE_AT_STEP = 107
 SELDOM_SAMPLED = (
@@ -25,6 +26,7 @@ SELDOM_SAMPLED = (
     "one_rank_has_another_rate_under_ddp",
     "one_rank_has_another_rate_without_a_wrapper",
 )
+SELDOM_MEASURED = ("plain_copies_train_apart", "plain_copies_are_averaged")
 WIDTH = 16
 
 SCENARIOS: dict[str, Callable[[], list[float]]] = {}
@@ -201,6 +203,65 @@ def the_last_micro_batch_under_no_sync() -> list[float]:
         optimizer.step()
         optimizer.zero_grad()
     return norms
+
+
+@scenario
+def the_first_micro_batch_under_no_sync() -> list[float]:
+    model, norms = DistributedDataParallel(seeded()), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for x in batches(LONG_STEPS):
+        for number, part in enumerate(x.chunk(2)):
+            with model.no_sync() if number == 0 else nullcontext():
+                (loss_of(model, part) / 2).backward()
+        norms.append(lowest_norm(gradients_of(model)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms
+
+
+def _with_a_second_loss(*, bypasses: bool) -> list[float]:
+    model, norms = DistributedDataParallel(seeded()), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for x in batches(STEPS):
+        loss_of(model, x).backward()
+        (loss_of(model.module if bypasses else model, x.flip(0) + 0.1) / 4).backward()
+        norms.append(lowest_norm(gradients_of(model)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms
+
+
+@scenario
+def a_second_loss_bypasses_the_wrapper() -> list[float]:
+    return _with_a_second_loss(bypasses=True)
+
+
+@scenario
+def a_second_loss_through_the_wrapper() -> list[float]:
+    return _with_a_second_loss(bypasses=False)
+
+
+def _of_plain_copies(period: int | None) -> list[float]:
+    """Train copies without a wrapper; period: of averaging, None without any."""
+    model = seeded()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step, x in enumerate(batches(PLAIN_STEPS), 1):
+        loss_of(model, x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if period is not None and step % period == 0:
+            average(model)
+    return []
+
+
+@scenario
+def plain_copies_train_apart() -> list[float]:
+    return _of_plain_copies(None)
+
+
+@scenario
+def plain_copies_are_averaged() -> list[float]:
+    return _of_plain_copies(PERIOD)
 
 
 @scenario
@@ -543,6 +604,8 @@ def main(directory: Path) -> None:
         place.mkdir(exist_ok=True)
         dist.barrier()
         settings: dict[str, Any] = {"layer_interval": 100} if name in SELDOM_SAMPLED else {}
+        if name in SELDOM_MEASURED:
+            settings |= {"layer_interval": 100, "overhead_budget": 1e-6}
         with watched(place, dist.get_rank(), dist.get_world_size(), **settings):
             norms = train()
         if dist.get_rank() == 0:

@@ -11,7 +11,13 @@ from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.tracker import AccountContext
 from mp_agent.records.merged import MergedStep
 from tests.agent.probe.rings import merge_rings, read_ring
-from tests.e2e.replicas_job import LONG_STEPS, OTHER_RATE_AT_STEP, STEPS, UNFROZEN_AT_STEP
+from tests.e2e.replicas_job import (
+    LONG_STEPS,
+    OTHER_RATE_AT_STEP,
+    PLAIN_STEPS,
+    STEPS,
+    UNFROZEN_AT_STEP,
+)
 from tests.frameworks.torchrun import WORLD, torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -47,6 +53,9 @@ def merged(trained) -> Callable[[str], list[MergedStep]]:
         "a_layer_is_added_after_wrapping",
         "a_layer_is_unfrozen_after_wrapping",
         "the_last_micro_batch_under_no_sync",
+        "the_first_micro_batch_under_no_sync",
+        "a_second_loss_bypasses_the_wrapper",
+        "a_second_loss_through_the_wrapper",
         "the_wrapper_is_bypassed",
         "an_ensemble",
         "experts_from_one_seed",
@@ -155,6 +164,9 @@ def test_statistics_of_each_ranks_data_are_no_divergence(merged):
         "gradients_reduced_within_step",
         "inner_steps_of_diloco",
         "local_sgd_under_ddp",
+        "the_first_micro_batch_under_no_sync",
+        "a_second_loss_through_the_wrapper",
+        "plain_copies_are_averaged",
         "each_rank_updates_its_part_under_ddp",
         "the_first_pass_of_sam_is_local",
         "an_ensemble",
@@ -168,8 +180,9 @@ def test_ranks_that_differ_by_design_are_silent(merged, name):
     assert unreduced(steps) == []
 
 
-def test_a_bypassed_wrapper_is_found_at_the_second_step(merged):
-    steps = merged("the_wrapper_is_bypassed")
+@pytest.mark.parametrize("name", ["the_wrapper_is_bypassed", "a_second_loss_bypasses_the_wrapper"])
+def test_a_bypassed_wrapper_is_found_at_the_second_step(merged, name):
+    steps = merged(name)
     assert unreduced(steps) == list(range(2, STEPS + 1))
     assert all(found.agree for step in steps for found in step.replicas.values())
 
@@ -179,3 +192,18 @@ def test_updates_that_are_never_reduced_are_found_once_no_averaging_is_expected(
     limit = int(resolve({})["unreduced_steps"])
     assert unreduced(steps) == list(range(limit, LONG_STEPS + 1))
     assert all(found.agree for step in steps for found in step.replicas.values())
+
+
+def test_copies_without_a_wrapper_are_found_by_all_steps_measured_or_not(merged):
+    steps = merged("plain_copies_train_apart")
+    measured = [step.sequence for step in steps if step.get("gradients_measured") == 1.0]
+    limit = 8 * int(resolve({})["unreduced_steps"])
+    assert len(measured) < limit < PLAIN_STEPS
+    assert unreduced(steps)[0] == next(number for number in measured if number >= limit)
+
+
+def test_copies_that_have_parted_are_no_longer_said_to_be_equal(merged):
+    account = Progress()
+    for step in merged("plain_copies_train_apart"):
+        account.replicas.observe(step, AccountContext(resolve({}), 60.0, account))
+    assert "weights" not in account.replicas.views

@@ -399,8 +399,9 @@ REPLICA_DIVERGENCE = gauge(
     "",
     labels=("kind",),
     help="1 if ranks that must have the same gradients, or weights, differed when they were "
-    "last compared, else 0; absent if there was nothing to compare. Weights are compared "
-    "before the update; state is what else a checkpoint holds: frozen parameters, buffers.",
+    "last compared, else 0; absent if there was nothing to compare, and while they differ as they "
+    "do where each updates with gradients of its own. Weights are compared before the "
+    "update; state is what else a checkpoint holds: frozen parameters, buffers.",
     read=lambda run: {(kind,): float(not found.agree) for kind, found in run.replicas.items()},
 )
 REPLICA_DIVERGENCE_STEPS = counter(
@@ -431,8 +432,8 @@ REPLICA_UNREDUCED_STEPS = gauge(
     "{step}",
     thresholds=("unreduced_steps",),
     help="Consecutive steps that ranks which hold copies of one model have made with "
-    "gradients that no collective reduced, once no periodic averaging of the weights explains "
-    "it; else 0.",
+    "gradients that were not reduced, or not all of them, once no periodic averaging of the "
+    "weights explains it; else 0.",
     read=lambda run: float(run.unreduced_steps),
 )
 REPLICA_UNEXPLAINED = gauge(

@@ -158,7 +158,7 @@ class Causes(Enum):
     )
     NEVER_REDUCED = Cause(
         "gradients_not_reduced",
-        "Never reduced: no collective reduced these gradients",
+        "Gradients were not reduced, or not all of them",
         ("MpAgentGradientsNotReduced",),
         phase="backward",
     )

@@ -136,7 +136,9 @@ class ReplicaTracker(Tracker):
             )
             for kind, own in step.replicas.items()
         }
-        self.views = {**self.views, **found}
+        outdated = frozenset() if step.reduction is None else step.reduction.withheld
+        kept = {kind: own for kind, own in self.views.items() if kind not in outdated}
+        self.views = {**kept, **found}
 
 
 def _with_last_sample(own: OptimizerStep, before: OptimizerStep | None) -> OptimizerStep:

@@ -122,7 +122,7 @@ class Progress:
             first_nonfinite_output=self.outputs.first,
             first_nonfinite_gradient=self.backward.first,
             replicas=self.replicas.views,
-            unreduced_steps=self.reduction.steps if self.reduction.unreduced else 0,
+            unreduced_steps=self.reduction.unreduced_steps,
             usual_step_seconds=self.pace.usual_seconds,
             straggler=self.stragglers.worst,
             layers=self.layers.view(context),

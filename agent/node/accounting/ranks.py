@@ -134,6 +134,10 @@ class ReductionTracker(Tracker):
 
     steps: int = 0
     """Updates since the copies were last equal."""
+    looks: int = 0
+    """Those of them whose gradients were looked at."""
+    left_out: int = 0
+    """Updates since then or since the last look, from weights that were not equal."""
     longest: int = 0
     """The longest such stretch that ended in equal copies."""
     unreduced: bool = False
@@ -144,16 +148,38 @@ class ReductionTracker(Tracker):
         found = step.reduction
         if found is None or step.skipped:
             return
-        if not found.apart:
-            self.longest = max(self.longest, self.steps)
-            # An update from equal weights is the first that leaves them different.
-            self.steps, self.unreduced = int(found.parts), False
+        if not found.measured:
+            self._leave_out(equal=found.equal_before)
             return
-        self.steps += 1
+        if not found.apart:
+            self._end()
+            # An update from equal weights is the first that leaves them different.
+            self.steps = self.looks = int(found.parts)
+            return
+        self.steps += self.left_out + 1
+        self.looks += 1
+        self.left_out = 0
         limit = context.thresholds["unreduced_steps"] * (1 if found.wrapped else _PLAIN_FACTOR)
-        lost = self.steps >= (_LOST_STEPS if found.reduced else _NEVER_STEPS)
+        lost = self.looks >= (_LOST_STEPS if found.reduced else _NEVER_STEPS)
         lost &= found.contradicted
         self.unreduced = lost or self.steps >= max(limit, _PERIODS * self.longest)
+
+    def _leave_out(self, *, equal: bool) -> None:
+        """Add an update whose gradients were not looked at; equal: from equal weights."""
+        if equal:
+            self._end()
+        self.left_out += 1  # counted with the next look, if that finds them apart
+
+    def _end(self) -> None:
+        """Let the stretch end in equal copies."""
+        self.longest = max(self.longest, self.steps + self.left_out)
+        self.steps = self.looks = self.left_out = 0
+        self.unreduced = False
+
+    @property
+    def unreduced_steps(self) -> int:
+        """Updates since the copies were last equal, up to the newest, once a mistake is sure."""
+        return self.steps + self.left_out if self.unreduced else 0
 
     def next_attempt(self) -> "ReductionTracker":
         """Return the state of the next attempt, which averages as often."""

@@ -1,7 +1,7 @@
 """Whether replicas are equal, and which ranks hold copies that no wrapper explains."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 
 from mp_agent.node.merge.coverage import (
@@ -181,6 +181,7 @@ class ReplicaDigests:
         if assumed.updates_equal:
             found[GRADIENTS.name] = _if_equal(found[GRADIENTS.name])
         if reduction is not None and not reduction.reduced:
+            reduction = replace(reduction, withheld=_differing(found))
             found = {kind: _if_equal(own) for kind, own in found.items()}
         return {kind: own for kind, own in found.items() if own is not None}, reduction
 
@@ -214,7 +215,7 @@ class ReplicaDigests:
         ballots = [votes for votes in replicas if _voters(votes) > 1]
         ballots += (votes for _, votes in plain.ballots(plain.gradients, assumed))
         if not ballots and step.wrapper_reduced is not False:
-            return None
+            return self._looked_at() if step.left_out else None
         equal = step.gradients_count and compared is not None and compared.agree
         everywhere = all(len(votes) == _voters(votes) for votes in ballots)
         claimed = step.wrapper_reduced is True
@@ -232,13 +233,24 @@ class ReplicaDigests:
             )
         reduced = equal or plain.any_reduced(assumed) or bool(kept)
         assumed.reduced_once |= reduced
-        again = any(len(votes) == 1 and _voters(votes) > 1 for votes in self._samples.values())
         return Reduction(
             reduced=reduced,
-            equal_before=again or not self._samples,
+            equal_before=self._any_alike() or not self._samples,
             wrapped=step.wrapper_reduced is not None,
             everywhere=everywhere,
         )
+
+    def _looked_at(self) -> Reduction | None:
+        """Return what weights show of a step without gradients; None where none were sampled."""
+        if not self._samples:
+            return None
+        return Reduction(
+            reduced=False, equal_before=self._any_alike(), wrapped=False, measured=False
+        )
+
+    def _any_alike(self) -> bool:
+        """Return whether ranks that may hold copies had the same samples of weights."""
+        return any(len(votes) == 1 and _voters(votes) > 1 for votes in self._samples.values())
 
     def _moved(self, assumed: AssumedShares) -> bool:
         """Return whether replicas have other weights than when they were last compared."""
@@ -255,6 +267,8 @@ class StepFacts:
     """Whether wrappers reduced the gradients; None where no wrapper reduces any."""
     gradients_count: bool
     """Whether there are gradients, finite and not all zero."""
+    left_out: bool
+    """Whether a rank left out measuring its gradients by plan."""
     any_split: bool
     """Whether any tensor is known not to lie on all ranks as a whole."""
     alike_at_first: bool
@@ -308,6 +322,11 @@ def _compare_state(
         unjudged=found.apart,
         local=found.local,
     )
+
+
+def _differing(found: Mapping[str, Comparison | None]) -> frozenset[str]:
+    """Return the kinds of which copies differ."""
+    return frozenset(kind for kind, own in found.items() if own is not None and not own.agree)
 
 
 def _if_equal(found: Comparison | None) -> Comparison | None:

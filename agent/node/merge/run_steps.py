@@ -250,6 +250,7 @@ class StepMerge:
             skipped=values.get("skipped", 0.0) > 0.0,
             wrapper_reduced=None if reduced is None else reduced > 0.0,
             gradients_count=found.get("sum_squares", 0.0) > 0.0 and GRADIENTS.counts(found),
+            left_out=values.get("gradients_measured") == 0.0,
             any_split=self._any_split,
             alike_at_first=losses in (0, int(self._present.sum())),
         )

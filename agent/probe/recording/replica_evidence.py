@@ -77,6 +77,23 @@ class ReplicaEvidence(Instrument):
         elif (number := self._schedule.compares_few(step.sequence)) is not None:
             self._weights.add_few(step, plans, number)
 
+    def gradients_left_out(self, step: OpenStep, plans: Sequence[MeasurementPlan]) -> None:
+        """Add the sample of weights: an averaging before this step would not be seen later."""
+        if self._registry.ranks_in_run() == 1 or self._registry.trains_in_several_threads():
+            return
+        if step.weights_moved or _reduce(plans):
+            return
+        self._weights.add_sample(step, plans)
+        for device in {plan.device for plan in plans}:
+            if not accelerator.is_on_host(device):
+                step.streams.add(accelerator.current_stream(device))
+
+
+def _reduce(plans: Sequence[MeasurementPlan]) -> bool:
+    """Return whether wrappers reduced the gradients of these plans, as far as there are any."""
+    known = [found for plan in plans if (found := plan.reducers.reduced()) is not None]
+    return bool(known) and all(known)
+
 
 _CHANGES_APART_STEPS = 16
 
@@ -181,16 +198,22 @@ class WeightBits:
         sampled.totals[plan.label] = self._measurement.totals_of_layers(plan, rows_LC, FEW_WEIGHTS)
 
     def _add_sample(self, step: OpenStep, plan: MeasurementPlan) -> None:
-        held = [
-            part
-            for slot, layer in zip(plan.slots, plan.layers, strict=False)
-            if _may_be_copied(plan.shares[layer.share])
-            and (part := _part_weights(slot)) is not None
+        if not plan.slots:
+            return
+        places = [
+            row
+            for share, rows in zip(plan.shares, plan.rows_of_share, strict=True)
+            if _may_be_copied(share)
+            for row in rows
         ]
-        apart = max(1, len(held) // _TENSORS_SAMPLED)
-        chosen = [_middle(part) for part in held[::apart][:_TENSORS_SAMPLED]]
+        apart = max(1, len(places) // _TENSORS_SAMPLED)
+        chosen = [
+            _middle(part)
+            for row in places[::apart][:_TENSORS_SAMPLED]
+            if (part := _part_weights(plan.slots[row])) is not None
+        ]
         if chosen:
-            digest = scalar_of(self._measurement.digests(plan.device, chosen).sum())
+            digest = scalar_of(self._measurement.digests(plan.device, _joined(chosen)).sum())
             if digest is not None:
                 step.scalars["weight_sample"] = digest
 
@@ -254,6 +277,13 @@ def _varied_weights(part: torch.Tensor) -> torch.Tensor:
         return torch.zeros((), device=part.device)
     first = part.reshape(-1)[:: max(1, part.numel() // _LOOKED_AT)]
     return (first != first[0]).any().float()
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return small parts as one tensor where they are of one kind: one digest is cheaper."""
+    plain = all(type(part) is torch.Tensor for part in parts)
+    kinds = {(part.dtype, part.device) for part in parts}
+    return [torch.cat([*parts])] if plain and len(kinds) == 1 else parts
 
 
 def _middle(part: torch.Tensor) -> torch.Tensor:

@@ -191,8 +191,9 @@ _NEVER = Example(
     minutes=20,
     tracks=(Track(gradient_layers.REPLICA_UNREDUCED_STEPS, (*flat(0, 5), *ramp(60, 60, 8), 0)),),
     fires={
-        Severity.CRITICAL: "No collective reduced the gradients of run demo for 360 consecutive "
-        "steps: each rank trains a model of its own."
+        Severity.CRITICAL: "Ranks that hold copies of the model of run demo have updated them with "
+        "different gradients for 360 consecutive steps: these were not reduced, or others were "
+        "added to reduced ones. Each rank trains a model of its own."
     },
     at=10,
     not_yet=(4, 14),

@@ -11,7 +11,7 @@ from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.columns import GRADIENTS
-from mp_agent.records.merged import MergedStep, OptimizerStep
+from mp_agent.records.merged import Comparison, MergedStep, OptimizerStep, Reduction
 from mp_agent.records.views import RunView
 from tests.agent.node.builders import gradient_row, make_run_view, merged_step
 
@@ -195,3 +195,12 @@ def test_the_interval_of_layers_that_was_set_stays_known_once_it_is_stretched(ac
     for sequence, interval in enumerate((100.0, 400.0, 200.0), start=1):
         account.fold_step(step(sequence, 1.0, layer_interval_steps=interval))
     assert view(account).latest.layer_interval_shortest_steps == 100
+
+
+def test_a_comparison_is_dropped_once_copies_differ_by_gradients_of_their_own(account):
+    equal = {kind: Comparison(agree=True) for kind in ("weights", "state")}
+    account.fold_step(replace(step(1, 1.0), replicas=equal))
+    assert account.progress.replicas.views.keys() == {"weights", "state"}
+    apart = Reduction(reduced=False, withheld=frozenset({"weights"}))
+    account.fold_step(replace(step(2, 1.0), reduction=apart))
+    assert account.progress.replicas.views.keys() == {"state"}

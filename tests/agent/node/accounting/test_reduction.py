@@ -20,6 +20,8 @@ PLAIN = Reduction(reduced=False, everywhere=True, wrapped=False)
 AVERAGED = Reduction(reduced=False, everywhere=True, equal_before=True)
 BYPASSED = Reduction(reduced=False, everywhere=True, claimed=True)
 LOST = Reduction(reduced=True, everywhere=True, claimed=True)
+LEFT_OUT = Reduction(reduced=False, wrapped=False, measured=False)
+LEFT_OUT_EQUAL = replace(LEFT_OUT, equal_before=True)
 
 
 def found(steps: Iterable[Reduction | None], tracker: ReductionTracker | None = None) -> list[int]:
@@ -88,6 +90,29 @@ def test_steps_that_show_nothing_change_nothing():
     assert found(steps) == [len(steps)]
 
 
+def test_steps_between_two_measured_ones_count():
+    steps = [*[LEFT_OUT] * 63, PLAIN] * 8
+    assert found(steps) == [8 * LIMIT]
+    assert found([*steps[:-1], LEFT_OUT]) == []
+
+
+def test_the_count_reaches_up_to_the_newest_step_so_that_its_beginning_is_known():
+    tracker = ReductionTracker()
+    assert found([*[LOCAL] * LIMIT, *[LEFT_OUT] * 5], tracker)
+    assert tracker.unreduced_steps == LIMIT + 5
+    assert found([LEFT_OUT_EQUAL], tracker) == []
+    assert tracker.unreduced_steps == 0
+
+
+def test_an_averaging_between_two_measured_steps_is_seen():
+    assert found([*[LEFT_OUT] * 6, LEFT_OUT_EQUAL, PLAIN] * 2 * LIMIT) == []
+    assert found([*[LEFT_OUT] * 31, LOCAL, LEFT_OUT_EQUAL] * LIMIT) == []
+
+
+def test_a_wrapper_is_not_contradicted_by_steps_that_are_not_measured():
+    assert found([REDUCED, LOST, *[LEFT_OUT] * 5, LOST]) == []
+
+
 def test_a_skipped_step_is_no_update():
     progress = Progress()
     context = AccountContext(resolve({}), 60.0, progress)
@@ -95,3 +120,9 @@ def test_a_skipped_step_is_no_update():
         step = replace(merged_step(number, skipped=1.0), reduction=LOCAL)
         progress.reduction.observe(step, context)
     assert progress.reduction.steps == 0
+
+
+def test_a_period_is_known_at_its_full_length_where_few_of_its_steps_are_measured():
+    tracker = ReductionTracker()
+    assert found([*[LEFT_OUT] * 40, PLAIN, *[LEFT_OUT] * 59, AVERAGED], tracker) == []
+    assert tracker.longest == 100

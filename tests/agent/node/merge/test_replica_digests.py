@@ -34,7 +34,7 @@ def rank_step(
     """
     families = family_columns((GRADIENTS, WEIGHTS, FEW_WEIGHTS))
     schema = dataclasses.replace(make_schema(share), families=families)
-    names = ("skipped", "gradients_reduced", "weight_sample", "loss")
+    names = ("skipped", "gradients_reduced", "gradients_measured", "weight_sample", "loss")
     values = {name: row.pop(name) for name in names if name in row}
     gradients = {"elements": 4.0, "abs_max": 9.0, **row}
     record = make_record(1, values, [gradient_row(**gradients)])
@@ -329,6 +329,19 @@ class TestReplicasThatStepWithTheirOwnGradients:
         merged = merge_nodes([steps], assumed=AssumedShares())
         assert merged.replicas == {}
         assert merged.reduction is not None and merged.reduction.apart
+        assert merged.reduction.withheld == {"gradients", "weights"}
+
+    @pytest.mark.parametrize("samples", [[3.0, 3.0], [3.0, 4.0]])
+    def test_are_known_by_their_weights_where_gradients_are_left_out(self, samples):
+        nothing = dict.fromkeys(GRADIENTS.names, NAN)
+        steps = [
+            rank_step(r, plain("w"), gradients_measured=0.0, weight_sample=sample, **nothing)
+            for r, sample in enumerate(samples)
+        ]
+        found = merge_nodes([steps], assumed=AssumedShares()).reduction
+        assert found is not None and not found.measured
+        assert found.equal_before is (samples[0] == samples[1])
+        assert not found.apart and not found.parts
 
     def test_weights_that_were_not_looked_at_show_nothing(self):
         merged = local_steps([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], reduced=[0.0] * 3)
