@@ -272,6 +272,7 @@ POINTS = (
             gradient_layers.GRADIENT_UNDERFLOW,
             nonfinite.GRADIENT_NONFINITE,
             nonfinite.NONFINITE_UPDATE,
+            loop.GRADIENTS_LEFT_SCALED,
         ),
         look=_loss_scale,
         remedy="Scale the loss by torch.amp.GradScaler, or use BF16.",

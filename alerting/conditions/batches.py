@@ -298,7 +298,8 @@ RANK_LOSS_UNLIKE = Condition(
             "Samples that are dealt out by source or length instead of at random.",
         ),
         false_positives=(
-            "Ranks that have different tasks or sources of data on purpose.",
+            "Ranks that have different tasks or sources of data on purpose. Ranks that train "
+            "models of their own (`strategy=independent`) are not compared.",
             "Losses that are sums divided by the tokens of all ranks, where one rank has many more "
             "tokens than the others all the time.",
         ),

@@ -206,6 +206,53 @@ STEP_REPEATED = Condition(
 )
 
 
+GRADIENTS_LEFT_SCALED = Condition(
+    name="MpAgentGradientsLeftScaled",
+    summary="An optimizer steps with gradients that are still multiplied by the loss scale.",
+    meaning="GradScaler multiplies the loss, by 65536 at first, and its step() divides the "
+    "gradients again. Where optimizer.step() is called instead, the step uses gradients that are "
+    "so many times too large: SGD destroys the weights, clipping makes every step one of the "
+    "limit's length, and Adam hides it but for its epsilon. Overflows are not skipped.",
+    confirm="mp_agent_grad_norm is tens of thousands of times what the loss lets expect; in the "
+    "loop, scaler.scale(loss).backward() is followed by optimizer.step().",
+    remedies=(
+        "Call scaler.step(optimizer) in place of optimizer.step(), for each of several "
+        "optimizers, and scaler.update() once after the last of them.",
+        "Call scaler.unscale_(optimizer) before anything that reads or clips the gradients.",
+        "Under BF16 no loss scale is needed: leave the scaler out, or create it with "
+        "enabled=False.",
+    ),
+    why="The gradients of a scaled loss have to be divided by the scale before they are used.",
+    levels=(
+        _lasts(
+            "scaled gradients",
+            "On {value|count} consecutive steps, an optimizer of run {run} used gradients of a "
+            "scaled loss that nothing had unscaled.",
+        ),
+    ),
+    quiet=("a few steps with scaled gradients",),
+    needs=((Quantity.LOOP,),),
+    knobs=(less_above("loop_mistake_steps"),),
+    guidance=Guidance(
+        harm="The run trains with wrong gradients from the first of these steps on. Stop it within "
+        "the hour, and fix the loop.",
+        query=_query("scaled gradients"),
+        reading="The number of consecutive steps that used gradients which were still scaled.",
+        causes=(
+            "optimizer.step() where scaler.step(optimizer) was meant.",
+            "Several optimizers of which only the first is stepped by the scaler.",
+            "A library or a wrapper that steps the optimizer by itself.",
+        ),
+        false_positives=(
+            "Gradients that are unscaled by hand, through grad.data, of an optimizer that is not "
+            "the first: not seen.",
+        ),
+        samples=("order_of_the_loop",),
+        panels=(panels.GRADIENT_NORM, panels.LOSS_SCALE),
+    ),
+)
+
+
 OPTIMIZER_NEVER_STEPS = Condition(
     name="MpAgentOptimizerNeverSteps",
     summary="An optimizer has never stepped, although gradients are made for it.",
@@ -354,6 +401,7 @@ CONDITIONS = (
     GRADIENTS_DISCARDED,
     CLIPPING_AFTER_STEP,
     STEP_REPEATED,
+    GRADIENTS_LEFT_SCALED,
     OPTIMIZER_NEVER_STEPS,
     LEFT_IN_EVALUATION,
     AUTOCAST_WITHOUT_EFFECT,

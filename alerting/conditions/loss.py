@@ -119,8 +119,8 @@ _TREND = Series(metric=training.LOSS_TREND)
 _RISING = Series(metric=training.LOSS_RISING_STEPS)
 _LOST = Series(metric=training.LOSS_LOST_STEPS)
 _LOST_TEXT = (
-    "Run {run} has lost what it had learned: the loss has been far above its best level for "
-    "{value|count} steps."
+    "The loss of run {run} has been far above its best level for {value|count} steps: it has lost "
+    "what it had learned, unless a term, a weight or a task of the loss was changed on purpose."
 )
 
 
@@ -146,8 +146,9 @@ LOSS_DIVERGING = Condition(
         Level(
             severity=Severity.CRITICAL,
             triage=Triage(
-                weights="damaged, since the loss does not come back",
-                now="stop, and resume from {checkpoint}, and from before the loss rose",
+                weights="damaged, unless the loss itself was changed on purpose",
+                now="unless it was, stop, and resume from {checkpoint}, and from before the loss "
+                "rose",
             ),
             when=happened(_LOST),
             keep=duration("diverging_keep"),
@@ -214,9 +215,10 @@ LOSS_DIVERGING = Condition(
             "The data has changed: a new mixture, wrong labels, an epoch of repeated data.",
         ),
         false_positives=(
-            "A curriculum of gradually increasing difficulty, or an objective that rises by design "
-            "(adversarial, reinforcement learning): raise loss_growth if it pages. A jump to other "
-            "data, and models that are trained in turn, do not page by themselves.",
+            "A term of the loss whose weight is raised during the run (KL annealing, a consistency "
+            "loss), a curriculum of gradually increasing difficulty, or an objective that rises by "
+            "design (adversarial, reinforcement learning): raise loss_growth if it pages. A jump "
+            "to other data, and models that are trained in turn, do not page by themselves.",
         ),
         samples=("smaller_learning_rate",),
         panels=(panels.LOSS_TREND, panels.LOSS, panels.LEARNING_RATE),

@@ -97,6 +97,8 @@ OVERFLOW_RATIO_HIGH = Condition(
         "one in 2000, because GradScaler doubles the scale until it overflows.",
         causes=(
             "A growth_interval far below 2000, so that the scaler increases the scale too often.",
+            "A GradScaler that is made again in each iteration, or whose update() is never called: "
+            "the scale never falls, and every step is skipped.",
             *OVERFLOW_CAUSES,
         ),
         false_positives=(

@@ -50,6 +50,7 @@ _SEVERITIES = {
     "MpAgentClippingAfterStep": (_W,),
     "MpAgentWorkersRepeatBatches": (_W,),
     "MpAgentStepRepeated": (_W,),
+    "MpAgentGradientsLeftScaled": (_W,),
     "MpAgentOptimizerNeverSteps": (_W,),
     "MpAgentLeftInEvaluation": (_W,),
     "MpAgentAutocastWithoutEffect": (_W,),

@@ -250,8 +250,9 @@ SKIPPED_EXCESS = counter(
         "overflow_rise_steps",
         "calibration_steps",
     ),
-    help="Steps that GradScaler skipped after calibration, as one of so many in the last 1000 "
-    "steps that their share was above the bound, by the bound's level.",
+    help="Steps that GradScaler skipped after calibration, or in a row without lowering its scale, "
+    "as one of so many in the last 1000 steps that their share was above the bound, by the bound's "
+    "level.",
     count=_excess,
 )
 SKIPPED_STEPS = counter(
@@ -345,8 +346,9 @@ LOOP_MISTAKE_STEPS = gauge(
     "cleared), `gradients discarded` (those of whole backwards were cleared before any step had "
     "used them), `clipping after the step` (of gradients that it had used), `step repeated` (the "
     "step, or the one before, used the gradients of the one before it again, with no backward in "
-    "between), `optimizer never steps` (one for which gradients are made; 64 if the run makes no "
-    "step at all), `evaluation mode` (of a model that was trained in training mode before).",
+    "between), `scaled gradients` (which the loss scale still multiplies), `optimizer never steps` "
+    "(one for which gradients are made; 64 if the run makes no step at all), `evaluation mode` (of "
+    "a model that was trained in training mode before).",
     read=lambda run: {(mistake,): float(steps) for mistake, steps in run.loop.steps.items()},
 )
 AUTOCAST_FP32_SAMPLES = gauge(

@@ -25,6 +25,7 @@ from mp_agent.records.columns import (
     RESUMED_WITHOUT_STATE,
     ROUNDED_RATIO,
     STEP_REPEATED,
+    STEP_SCALED,
     UNCHANGED_PARAMETERS,
     UNHELD_PARAMETERS,
 )
@@ -297,6 +298,7 @@ MISTAKES: Mapping[str, str] = {
     BACKWARDS_DISCARDED: "gradients discarded",
     LATE_CLIPPING: "clipping after the step",
     STEP_REPEATED: "step repeated",
+    STEP_SCALED: "scaled gradients",
     OPTIMIZER_NEVER_STEPS: NEVER_STEPS,
     LEFT_IN_EVALUATION: "evaluation mode",
 }

@@ -258,11 +258,13 @@ class Misreadings(Tracker):
 _BLOCK_STEPS = 100
 _SIGNIFICANT = 3.0
 """Standard deviations of a random number of skips that a rise is above."""
+_STUCK_SKIPS = 16
+"""Skipped steps in a row that leave the loss scale as it was: no calibration, which lowers it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class OverflowShares(Tracker):
-    """Skipped steps by hundreds of steps after the scaler's calibration."""
+    """Skipped steps by hundreds of steps after the scaler's calibration, or once it is none."""
 
     blocks: list[int] = field(default_factory=list)
     """Skipped steps in each hundred, the one that is being counted last."""
@@ -272,12 +274,20 @@ class OverflowShares(Tracker):
     """The last step, counted in the attempt; what lies between two was not skipped."""
     exceeded: tuple[str, ...] = ()
     """If the last step was skipped: names of the thresholds that the share then exceeds."""
+    stuck_skips: int = 0
+    """Skipped steps in a row, up to the last one, at one loss scale."""
+    scale: float | None = None
+    """The loss scale of the last step."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Account for a closed step."""
         self.exceeded = ()
         thresholds = context.thresholds
-        if step.sequence < thresholds["calibration_steps"]:
+        same = step.skipped and step.loss_scale is not None and step.loss_scale == self.scale
+        self.stuck_skips = self.stuck_skips + 1 if same else 0
+        self.scale = step.loss_scale
+        calibrates = step.sequence < thresholds["calibration_steps"]
+        if calibrates and self.stuck_skips < _STUCK_SKIPS:
             return
         made = 1 if self.last is None else max(step.sequence - self.last, 1)
         self.last = step.sequence
@@ -293,7 +303,8 @@ class OverflowShares(Tracker):
     def _exceeded(self, thresholds: Mapping[str, float]) -> list[str]:
         recent = self.blocks[-_blocks(thresholds["overflow_share_steps"]) :]
         skips, steps = sum(recent), _BLOCK_STEPS * (len(recent) - 1) + self.steps
-        if skips < thresholds["overflow_skips"] or steps < thresholds["overflow_steps"]:
+        enough = steps >= thresholds["overflow_steps"] or self.stuck_skips >= _STUCK_SKIPS
+        if skips < thresholds["overflow_skips"] or not enough:
             return []
         bounds = ("overflow_warning", "overflow_critical")
         found = [name for name in bounds if skips > thresholds[name] * steps]

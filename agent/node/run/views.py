@@ -36,6 +36,7 @@ SCRIPT_FACT = "script"
 _INTERNAL = frozenset((SCRIPT_FACT, COLLECTIONS_FACT))
 """Facts that are a matter between the ranks and this node, and never exported."""
 BASELINE_FEATURE = "a comparison with the baseline: its file cannot be used"
+_INDEPENDENT = "independent"
 _NANOSECONDS = 1e9
 
 
@@ -147,7 +148,9 @@ def run_view(
         if stalled(progress.last, progress.pace.usual_seconds, time_unix_seconds)
         else (),
     )
-    return account.view(run, time_unix_seconds)
+    view = account.view(run, time_unix_seconds)
+    # Ranks that train models of their own have losses of their own.
+    return replace(view, loss_level=None) if run.facts.get("strategy") == _INDEPENDENT else view
 
 
 def rank_view(source: RankSource, *, loss_misread: bool) -> RankView:
@@ -251,5 +254,5 @@ def run_facts(member: ClusterMember) -> Mapping[str, str]:
 def _held(groups: Sequence[Sequence[Sequence[int]]]) -> str:
     """Return what ranks hold of groups, by the sets of ranks that hold copies of each."""
     if not any(groups):
-        return "independent"
+        return _INDEPENDENT
     return "replicated" if all(groups) else "mixed"

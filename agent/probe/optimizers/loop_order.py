@@ -33,6 +33,7 @@ from mp_agent.records.columns import (
     GRADIENTS_ADD_UP,
     LEFT_IN_EVALUATION,
     STEP_REPEATED,
+    STEP_SCALED,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ _FRAMES_AT_MOST = 64
 _ELEMENTS = 256
 """Number of elements of each inspected gradient."""
 _TENSORS = 3
+_UNCHANGED = 1e-6
+"""Relative difference of norms that rounding makes."""
 
 
 @dataclass(slots=True)
@@ -84,14 +87,21 @@ class LoopOrder:
                 use.remains = _remains(watched)
         self._line = _line() if sequence <= self._suspect_until else 0
 
-    def backward_ended(self, known: Iterable[WatchedOptimizer], *, in_closure: bool) -> None:
+    def backward_ended(
+        self, known: Iterable[WatchedOptimizer], *, in_closure: bool, scaled: bool
+    ) -> None:
         """Find of which optimizers it has made gradients; a closure uses its own itself."""
-        holders = {each for each in known if _follows(each) and each.use.backward_ended()}
+        holders = {
+            each for each in known if _follows(each) and each.use.backward_ended(scaled=scaled)
+        }
         if self._line:
             for each in holders:
                 each.use.note_addresses()
         if holders and not in_closure:
-            self._passes = [*self._passes[1 - _PASSES_AT_MOST :], _Pass(self._line, holders)]
+            self._passes = [
+                *self._passes[1 - _PASSES_AT_MOST :],
+                _Pass(self._line, holders),
+            ]
 
     def gradients_may_change(self, known: Iterable[WatchedOptimizer]) -> None:
         """Expect other gradients in the same tensors: those of a backward that is not followed."""
@@ -111,6 +121,8 @@ class LoopOrder:
             return True
         for each in self._passes:
             each.clipped = True
+        for watched in clipped:
+            watched.use.clips()
         return False
 
     def stepped(
@@ -140,6 +152,8 @@ class LoopOrder:
             scalars[GRADIENTS_ADD_UP] = adds_up
         if watched.use.repeats:
             scalars[STEP_REPEATED] = 1.0
+        if (scaled := any_of(each.use.steps_scaled for each in known)) is not None:
+            scalars[STEP_SCALED] = scaled
 
     def _note_discarded(self, watched: WatchedOptimizer, scalars: dict[str, Scalar]) -> None:
         """Compare the backwards that an optimizer has used with those that none has."""
@@ -174,6 +188,17 @@ def any_of(flags: Iterable[Scalar | None]) -> Scalar | None:
     if not on_devices:
         return None
     return scalar_of(torch.stack(accelerator.on_one_device(on_devices)).amax())
+
+
+def is_left_scaled(scale: Scalar | None, factor: Scalar | None) -> Scalar | None:
+    """Return whether a loss scale is in gradients: 1 or 0; None where that is not known.
+
+    factor: by what they were multiplied since backward.
+    """
+    if scale is None or factor is None:
+        return None
+    found: bool | torch.Tensor = (scale != 1.0) & ((factor - 1.0) ** 2 <= _UNCHANGED**2)
+    return scalar_of(found.double()) if isinstance(found, torch.Tensor) else float(found)
 
 
 def _remains(watched: WatchedOptimizer) -> Scalar | None:
@@ -244,6 +269,14 @@ class GradientUse:
         """
         self._clearing = False
         self._addresses: list[int] = []
+        self._scaled = False
+        """A backward that made gradients since the last step began with a scaled loss."""
+        self._clipped = self._changed = False
+        """Since the last backward, they were clipped, and something had changed them before."""
+        self.factor: Scalar | None = None
+        """By what gradients of a scaled loss were multiplied when that was last looked at."""
+        self.steps_scaled: Scalar | None = None
+        """Whether its last step used gradients that were still multiplied by a loss scale."""
 
     @property
     def kept(self) -> bool:
@@ -286,16 +319,36 @@ class GradientUse:
             for old, new in zip(before, now, strict=True)
         )
         self._kept &= not changed
+        self._scaled &= not cleared
         self._seen, self._clearing, self.remains, self._used = now, False, None, []
         return cleared
 
-    def backward_ended(self) -> bool:
-        """Return whether the backward has made, or added to, any of them."""
+    def backward_ended(self, *, scaled: bool) -> bool:
+        """Return whether the backward has made, or added to, any of them.
+
+        scaled: it began with a loss that a GradScaler had multiplied.
+        """
         now = self._states()
         touched = now != self._seen
+        self._clipped = self._changed = False
+        self._scaled |= touched and scaled
         self._added |= touched
         self._seen = now
         return touched
+
+    def clips(self) -> None:
+        """Note that they are about to be clipped."""
+        self._changed |= not self._clipped and self._states() != self._seen
+        self._clipped = True
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether they are those of a scaled loss, which nothing but clipping has changed.
+
+        A script may have divided them itself.
+        """
+        changed = self._changed or (not self._clipped and self._states() != self._seen)
+        return self._scaled and not changed
 
     def used(self, plan: Callable[[], MeasurementPlan | None]) -> None:
         """Note that the optimizer, which has this plan, has stepped with them."""
@@ -314,7 +367,7 @@ class GradientUse:
             held = [each for ref in self._parameters if (each := ref()) is not None]
             used = [each.grad for each in held if self._added and each.grad is not None]
             self._used = list(map(weakref.ref, used))
-        self._added = False
+        self._added = self._scaled = False
         self._kept = any(state is not None for state in self._seen)
 
     def _states(self) -> list[_State | None]:

@@ -240,12 +240,15 @@ class ThreadProgress(threading.local):
     closure_awaited: that step was given a closure, which has not returned yet.
     closure_made_gradients: there was a backward in the closure that was called last.
     scaler: has scaled a loss, and not unscaled the gradients of all but the `unscaled` optimizers.
+    scaler_settles: whether it may do so, or may have done so, for an optimizer that is not known.
+    backward_scaled: whether the backward under way began with a loss that it has scaled.
     """
 
     def __init__(self) -> None:
         self.scaler: GradScaler | None = None
         self.scale_now = ScalarSnapshot()
         self.unscaled: set[str] = set()
+        self.scaler_settles = self.backward_scaled = False
         self.scaled_losses = ScaledLosses()
         self.scaler_steps: WatchedOptimizer | None = None
         self.stepping: int | None = None

@@ -31,6 +31,7 @@ class LossTracking:
         context = self._context
         context.thread.scaler = scaler
         context.thread.unscaled.clear()
+        context.thread.scaler_settles = False
         context.thread.scaled_losses.note(outputs, scaled)
         context.thread.schedule_scales = context.thread.in_schedule
         if not context.trains_other_model:
@@ -145,6 +146,7 @@ class BackwardTracking:
         context.boundaries.gradients_change(thread.measures if other_model else None)
         if not other_model:
             self._begin_pass(roots, seeds)
+        thread.backward_scaled = thread.scaler is not None and thread.scaled_losses.knows(roots)
         thread.scaled_losses.clear()
 
     def ended(self, *, raised: bool = False) -> None:
@@ -160,7 +162,9 @@ class BackwardTracking:
             return
         context.parts.backward_ended(within_step=thread.in_closure)
         known = context.registry.roles.watched
-        context.order.backward_ended(known, in_closure=thread.in_closure)
+        context.order.backward_ended(
+            known, in_closure=thread.in_closure, scaled=thread.backward_scaled
+        )
         context.instruments.backward_ended(context.step)
         if (plan := context.marked_plan()) is not None:
             thread.gradients.backward_ended(plan)

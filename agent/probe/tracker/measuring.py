@@ -275,12 +275,17 @@ class GradientMeasuring:
         Not where a scaler does that, whose scale is known.
         """
         thread = self._context.thread
-        if thread.scaler is not None or point not in ("clip", "optimizer_step"):
+        if point not in ("clip", "optimizer_step"):
             return
         trace = thread.trace
         if trace.is_idle(step.sequence) or (plan := self._context.marked_plan()) is None:
             return
-        if (changes := trace.changes(plan, step.sequence)) is not None:
+        changes = trace.changes(plan, step.sequence)
+        if thread.scaler is not None:
+            if changes is not None and (first := self._context.registry.first) is not None:
+                first.use.factor = changes[0]
+            return
+        if changes is not None:
             step.scalars[GRADIENT_FACTOR], step.scalars[GRADIENTS_REPLACED] = changes
         if trace.loss_factor is not None:
             step.scalars[LOSS_FACTOR] = trace.loss_factor
@@ -395,10 +400,13 @@ class LossScalingTracking:
             context.note_loss_scale(scaler, watched)
             context.thread.unscaled.add(watched.label)
             self._measuring.measure(watched, "unscale", 1.0)
+        else:
+            context.thread.scaler_settles = True
 
     def step_begins(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         """Watch whether the optimizer will be stepped."""
         context, thread = self._context, self._context.thread
+        thread.scaler_settles = True
         if thread.engine_steps or not isinstance(optimizer, Optimizer):
             return
         context.registry.roles.never_stepped.stepped.add(optimizer)
@@ -418,6 +426,7 @@ class LossScalingTracking:
         thread = self._context.thread
         watched, thread.scaler_steps = thread.scaler_steps, None
         if watched is not None and watched is self._context.registry.of(optimizer):
+            thread.scaler_settles = False
             if not thread.optimizer_stepped:
                 self._step_end.note_skip(watched, 1.0)
             self._step_end.finish(watched)

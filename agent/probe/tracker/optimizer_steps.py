@@ -6,7 +6,9 @@ from collections.abc import Callable, Hashable, Sequence
 from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.live_objects import LibraryOptimizer
-from mp_agent.probe.optimizers.roles import WatchedOptimizer
+from mp_agent.probe.optimizers.loop_order import is_left_scaled
+from mp_agent.probe.optimizers.roles import Role, WatchedOptimizer
+from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.thread_progress import (
     is_step_within_its_own,
     running_step,
@@ -81,11 +83,27 @@ class OptimizerSteps:
         fused = hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf")
         if not has_closure and not fused and not context.clipping_is_compiled:
             self._measuring.measure(watched, "optimizer_step", 1.0)
+            watched.use.steps_scaled = self._left_scaled(watched)
         elif not has_closure:
             self._measuring.measure_before_step(watched, optimizer)
         elif watched.of_run and not thread.weights.is_set and (plan := watched.plan()) is not None:
             # No backward before the first step knew the optimizer, which may perturb the weights.
             thread.weights.set(plan)
+
+    def _left_scaled(self, watched: WatchedOptimizer) -> Scalar | None:
+        """Return whether the gradients are still multiplied by the scale of the loss: 1 or 0.
+
+        That its tensors were not changed is known of any optimizer, and of the first one as well
+        that nothing has changed their numbers behind torch's count, as by `grad.data`.
+        """
+        thread = self._context.thread
+        scaler = thread.scaler
+        if scaler is None or thread.scaler_settles or watched.label in thread.unscaled:
+            return None
+        if not watched.use.is_scaled:
+            return None
+        factor = watched.use.factor if watched.role is Role.FIRST else 1.0
+        return is_left_scaled(thread.scale_now.of(scaler._get_scale_async()), factor)
 
     def closure_begins(self, optimizer: Optimizer) -> None:
         """Expect backwards within the optimizer's step."""

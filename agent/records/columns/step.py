@@ -17,6 +17,7 @@ PARTED_PARAMETERS = "parted_parameters"
 RESUMED_WITHOUT_STATE = "resumed_without_state"
 ANOTHER_MODEL = "another_model"
 STEP_REPEATED = "step_repeated"
+STEP_SCALED = "step_scaled"
 OPTIMIZER_NEVER_STEPS = "optimizer_never_steps"
 LEARNING_RATES_ZERO = "learning_rates_zero"
 LOWEST_LEARNING_RATE = "lowest_learning_rate"
@@ -53,8 +54,8 @@ COMMON_STEP_COLUMNS = (
         "weight_sample",
         Algebra.OWN,
         "bits of a few of this rank's weights before the step, summed modulo 2^32; on steps on "
-        "which no wrapper is known to reduce the gradients. Ranks whose tuples of (group, "
-        "shard_index) over all shares are equal may hold the same weights",
+        "which no wrapper is known to reduce the gradients, measured or not. Ranks whose "
+        "tuples of (group, shard_index) over all shares are equal may hold the same weights",
     ),
     Column(
         "gradients_measured",
@@ -211,6 +212,12 @@ COMMON_STEP_COLUMNS = (
         Algebra.MAX,
         "1 if an optimizer's step, or its step before, used the gradients of the step before that "
         "again, unchanged, with no backward in between; absent if not",
+    ),
+    Column(
+        STEP_SCALED,
+        Algebra.MAX,
+        "1 if an optimizer's last step used gradients of a loss that a GradScaler had scaled, by "
+        "another factor than 1, and that nothing had unscaled; 0 or absent if not",
     ),
     Column(
         OPTIMIZER_NEVER_STEPS,

@@ -48,6 +48,12 @@ _REPEATED = _lasting(
     "On 91 consecutive steps of run demo, an optimizer stepped again, or had just done so, with "
     "gradients that its step before had used: there was no backward in between.",
 )
+_SCALED = _lasting(
+    "optimizer.step() in place of scaler.step(optimizer)",
+    "scaled gradients",
+    "On 91 consecutive steps, an optimizer of run demo used gradients of a scaled loss that "
+    "nothing had unscaled.",
+)
 _NEVER_STEPS = _lasting(
     "a discriminator whose optimizer is forgotten",
     "optimizer never steps",
@@ -101,6 +107,10 @@ EXAMPLES = {
     "MpAgentStepRepeated": Examples(
         firing=(_REPEATED,),
         quiet=(_brief("a step that is repeated now and then", "step repeated"),),
+    ),
+    "MpAgentGradientsLeftScaled": Examples(
+        firing=(_SCALED,),
+        quiet=(_brief("a few steps with scaled gradients", "scaled gradients"),),
     ),
     "MpAgentOptimizerNeverSteps": Examples(
         firing=(_NEVER_STEPS,),

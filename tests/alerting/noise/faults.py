@@ -16,6 +16,7 @@ from mp_agent.records.columns import (
     LEFT_IN_EVALUATION,
     OPTIMIZER_NEVER_STEPS,
     STEP_REPEATED,
+    STEP_SCALED,
 )
 from mp_agent.records.steps import EndReason, Phase
 from mp_agent.records.tensor_collections import packed
@@ -883,6 +884,13 @@ FAULTS = (
         what="a callback steps again with the same gradients",
         script=partial(_in_the_loop, column=STEP_REPEATED),
         expected={"MpAgentStepRepeated": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="left-scaled",
+        what="optimizer.step() is called in place of scaler.step(optimizer)",
+        script=partial(_in_the_loop, column=STEP_SCALED),
+        expected={"MpAgentGradientsLeftScaled": "warning"},
         minutes=35,
     ),
     Scenario(

@@ -41,6 +41,23 @@ def test_skips_of_the_calibration_do_not_count():
     assert first_exceeded(range(1, 500), 3000) == {}
 
 
+def exceeded_at_scales(scales: Iterable[float]) -> int | None:
+    """Return the first step that exceeds the critical bound, where all are skipped."""
+    shares = OverflowShares()
+    for step, scale in enumerate(scales, start=1):
+        shares.observe(merged_step(step, skipped=1.0, loss_scale=scale), CONTEXT)
+        if "overflow_critical" in shares.exceeded:
+            return step
+    return None
+
+
+def test_skips_that_never_lower_the_scale_are_no_calibration():
+    """As those of a scaler that is made in each step, or whose update is never called."""
+    assert exceeded_at_scales([2.0**26] * 300) == 19
+    # One that waits for two overflows before it lowers its scale.
+    assert exceeded_at_scales(2.0 ** (100 - step // 2) for step in range(200)) is None
+
+
 def test_a_share_that_rises_from_window_to_window_is_found_below_one_per_cent():
     skipped = [*range(600, 5500, 1000), *range(5500, 10_500, 400), *range(10_500, 16_000, 150)]
     assert first_exceeded(skipped, 16_000).keys() == {"overflow_rising"}

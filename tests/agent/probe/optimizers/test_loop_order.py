@@ -44,7 +44,7 @@ def _adding_up(model: nn.Module, *, zeroed: bool) -> list[bool]:
         outputs = model(torch.ones(2, 4))
         use.backward_begins()
         outputs.sum().backward()
-        use.backward_ended()
+        use.backward_ended(scaled=False)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         use.used(lambda: SimpleNamespace(slots=slots))  # type: ignore[arg-type, return-value]

@@ -19,6 +19,7 @@ from mp_agent.records.columns import (
     LEFT_IN_EVALUATION,
     OPTIMIZER_NEVER_STEPS,
     STEP_REPEATED,
+    STEP_SCALED,
 )
 from tests.agent.probe.watching import watched
 from tests.gloo import process_group
@@ -441,6 +442,166 @@ def gan_with_many_steps_of_its_critic() -> None:
 @healthy
 def gan_with_interleaved_steps() -> None:
     gan("interleaved")
+
+
+def under_scaler(
+    step: Callable[[torch.amp.GradScaler, torch.optim.Optimizer], object],
+    scaler: torch.amp.GradScaler | None = None,
+    parts: int = 1,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+) -> None:
+    """Scale the loss of each part, and step as asked for."""
+    model = classifier()
+    # Steps with gradients that are so many times too large would end in NaN.
+    own = (optimizer or (lambda model: torch.optim.Adam(model.parameters(), lr=1e-3)))(model)
+    scaler = scaler or torch.amp.GradScaler("cpu")
+    for number in range(STEPS):
+        own.zero_grad()
+        for part in range(parts):
+            inputs, classes = batch(number, part)
+            scaler.scale(cross_entropy(model(inputs), classes) / parts).backward()
+        step(scaler, own)
+        scaler.update()
+
+
+def _clip(optimizer: torch.optim.Optimizer) -> None:
+    torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+
+
+def _unscale_by_hand(
+    scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *, data: bool
+) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        assert parameter.grad is not None
+        gradient = parameter.grad.data if data else parameter.grad
+        gradient.div_(scaler.get_scale())
+
+
+@wrong(STEP_SCALED)
+def scaler_that_does_not_step() -> None:
+    under_scaler(
+        lambda scaler, optimizer: (optimizer.step(), scaler._check_inf_per_device(optimizer))
+    )
+
+
+@wrong(STEP_SCALED)
+def scaler_that_does_not_step_after_clipping() -> None:
+    def step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        _clip(optimizer)
+        optimizer.step()
+        scaler._check_inf_per_device(optimizer)
+
+    under_scaler(step, parts=2)
+
+
+@wrong(STEP_SCALED)
+def scaler_that_steps_one_of_two_optimizers() -> None:
+    encoder, head = nn.Linear(16, 16), nn.Linear(16, 10)
+    of_encoder, of_head = (torch.optim.Adam(part.parameters()) for part in (encoder, head))
+    scaler = torch.amp.GradScaler("cpu")
+    for step in range(STEPS):
+        of_encoder.zero_grad()
+        of_head.zero_grad()
+        inputs, classes = batch(step)
+        scaler.scale(cross_entropy(head(encoder(inputs)), classes)).backward()
+        scaler.step(of_encoder)
+        of_head.step()
+        scaler.update()
+
+
+@healthy
+def scaler_that_steps() -> None:
+    under_scaler(lambda scaler, optimizer: scaler.step(optimizer), parts=2)
+
+
+@healthy
+def scaler_that_unscales_before_clipping() -> None:
+    def step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        scaler.unscale_(optimizer)
+        _clip(optimizer)
+        scaler.step(optimizer)
+
+    under_scaler(step)
+
+
+@healthy
+def step_of_gradients_that_the_scaler_has_unscaled() -> None:
+    def step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        scaler.unscale_(optimizer)
+        optimizer.step()
+
+    under_scaler(step)
+
+
+@healthy
+def scaler_that_is_off() -> None:
+    under_scaler(
+        lambda scaler, optimizer: optimizer.step(), torch.amp.GradScaler("cpu", enabled=False)
+    )
+
+
+@healthy
+def scale_of_1() -> None:
+    under_scaler(
+        lambda scaler, optimizer: (optimizer.step(), scaler._check_inf_per_device(optimizer)),
+        torch.amp.GradScaler("cpu", init_scale=1.0),
+    )
+
+
+@healthy
+def gradients_unscaled_by_hand() -> None:
+    def step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        _unscale_by_hand(scaler, optimizer, data=False)
+        _clip(optimizer)
+        optimizer.step()
+        scaler._check_inf_per_device(optimizer)
+
+    under_scaler(step)
+
+
+@healthy
+def gradients_unscaled_by_hand_through_data() -> None:
+    def step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        _unscale_by_hand(scaler, optimizer, data=True)
+        optimizer.step()
+        scaler._check_inf_per_device(optimizer)
+
+    under_scaler(step)
+
+
+class _Wrapper(torch.optim.Optimizer):
+    """Leaves the step to another optimizer, as a library's wrapper does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.inner = torch.optim.Adam(model.parameters())
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+@healthy
+def scaler_that_steps_a_wrapper() -> None:
+    under_scaler(lambda scaler, optimizer: scaler.step(optimizer), optimizer=_Wrapper)
+
+
+@healthy
+def only_one_of_two_models_with_a_scaler() -> None:
+    models = nn.Linear(16, 10), nn.Linear(16, 10)
+    scaled, plain = (torch.optim.Adam(model.parameters()) for model in models)
+    scaler = torch.amp.GradScaler("cpu")
+    for step in range(STEPS):
+        inputs, classes = batch(step)
+        scaled.zero_grad()
+        scaler.scale(cross_entropy(models[0](inputs), classes)).backward()
+        scaler.step(scaled)
+        scaler.update()
+        plain.zero_grad()
+        cross_entropy(models[1](inputs), classes).backward()
+        plain.step()
 
 
 @wrong(OPTIMIZER_NEVER_STEPS)

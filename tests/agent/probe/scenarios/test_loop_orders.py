@@ -16,6 +16,7 @@ from mp_agent.records.columns import (
     LEFT_IN_EVALUATION,
     OPTIMIZER_NEVER_STEPS,
     STEP_REPEATED,
+    STEP_SCALED,
 )
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import RingContents, read_ring
@@ -28,6 +29,7 @@ _STREAKS = (
     LEFT_IN_EVALUATION,
     OPTIMIZER_NEVER_STEPS,
     STEP_REPEATED,
+    STEP_SCALED,
 )
 _STEPS, _SAMPLES = int(DEFAULTS["loop_mistake_steps"]), int(DEFAULTS["autocast_fp32_samples"])
 
