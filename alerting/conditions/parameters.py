@@ -26,7 +26,8 @@ PARAMETERS_WITHOUT_OPTIMIZER = Condition(
         "optimizer.add_param_group.",
         "Put layers of a list into an nn.ModuleList, so that model.parameters() has theirs.",
         "Give the parameters of a loss, such as a temperature, to the optimizer as well.",
-        "Set requires_grad to False for what is not to be trained: its gradients cost memory and "
+        "Set requires_grad to False for what is not to be trained, such as a target network or a "
+        "teacher, or compute its outputs under torch.no_grad(): its gradients cost memory and "
         "time.",
     ),
     why="An optimizer keeps the parameter objects that it was given; those that replace them later "

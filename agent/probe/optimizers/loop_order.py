@@ -74,6 +74,8 @@ class LoopOrder:
         self._suspect_until = 0
         """Step up to which lines of code are compared."""
         self._changed_by_script = False
+        self.scaler_bypassed = False
+        """An optimizer has stepped with gradients that a scaler had not unscaled."""
 
     def backward_begins(self, known: Iterable[WatchedOptimizer], sequence: int) -> None:
         """Find which gradients were cleared since the last event."""
@@ -152,8 +154,9 @@ class LoopOrder:
             scalars[GRADIENTS_ADD_UP] = adds_up
         if watched.use.repeats:
             scalars[STEP_REPEATED] = 1.0
-        if (scaled := any_of(each.use.steps_scaled for each in known)) is not None:
-            scalars[STEP_SCALED] = scaled
+        if self.scaler_bypassed:
+            flag = any_of(each.use.steps_scaled for each in known)
+            scalars[STEP_SCALED] = 0.0 if flag is None else flag
 
     def _note_discarded(self, watched: WatchedOptimizer, scalars: dict[str, Scalar]) -> None:
         """Compare the backwards that an optimizer has used with those that none has."""
@@ -374,7 +377,12 @@ class GradientUse:
         found: list[_State | None] = []
         for reference in self._parameters:
             gradient = None if (parameter := reference()) is None else parameter.grad
-            found.append(None if gradient is None else (id(gradient), change_count(gradient)))
+            if gradient is None:
+                found.append(None)
+            elif type(gradient) is torch.Tensor:  # several times a step: saves a call
+                found.append((id(gradient), gradient._version))
+            else:
+                found.append((id(gradient), change_count(gradient)))
         return found
 
 

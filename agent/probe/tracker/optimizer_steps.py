@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.live_objects import LibraryOptimizer
@@ -83,24 +84,23 @@ class OptimizerSteps:
         fused = hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf")
         if not has_closure and not fused and not context.clipping_is_compiled:
             self._measuring.measure(watched, "optimizer_step", 1.0)
-            watched.use.steps_scaled = self._left_scaled(watched)
+            if thread.scaler is not None:
+                watched.use.steps_scaled = left = self._left_scaled(watched, thread.scaler)
+                context.order.scaler_bypassed |= left is not None
         elif not has_closure:
             self._measuring.measure_before_step(watched, optimizer)
         elif watched.of_run and not thread.weights.is_set and (plan := watched.plan()) is not None:
             # No backward before the first step knew the optimizer, which may perturb the weights.
             thread.weights.set(plan)
 
-    def _left_scaled(self, watched: WatchedOptimizer) -> Scalar | None:
+    def _left_scaled(self, watched: WatchedOptimizer, scaler: GradScaler) -> Scalar | None:
         """Return whether the gradients are still multiplied by the scale of the loss: 1 or 0.
 
         That its tensors were not changed is known of any optimizer, and of the first one as well
         that nothing has changed their numbers behind torch's count, as by `grad.data`.
         """
         thread = self._context.thread
-        scaler = thread.scaler
-        if scaler is None or thread.scaler_settles or watched.label in thread.unscaled:
-            return None
-        if not watched.use.is_scaled:
+        if thread.scaler_settles or watched.label in thread.unscaled or not watched.use.is_scaled:
             return None
         factor = watched.use.factor if watched.role is Role.FIRST else 1.0
         return is_left_scaled(thread.scale_now.of(scaler._get_scale_async()), factor)
