@@ -218,7 +218,11 @@ class OptimizerRegistry:
         first = self.first
         if first is None or first.managed:
             return False
-        return self.root is None or bool(self.unheld_gradients(strays=False))
+        try:
+            return self.root is None or bool(self.unheld_gradients(strays=False))
+        except Exception as error:  # of an optimizer that cannot be read
+            pass_on(error)
+            return False
 
     def trained_share(self) -> float | None:
         """Return the share of the elements of the run's model that its optimizers train."""
