@@ -100,10 +100,7 @@ class LoopOrder:
             for each in holders:
                 each.use.note_addresses()
         if holders and not in_closure:
-            self._passes = [
-                *self._passes[1 - _PASSES_AT_MOST :],
-                _Pass(self._line, holders),
-            ]
+            self._passes = [*self._passes[1 - _PASSES_AT_MOST :], _Pass(self._line, holders)]
 
     def gradients_may_change(self, known: Iterable[WatchedOptimizer]) -> None:
         """Expect other gradients in the same tensors: those of a backward that is not followed."""
@@ -200,7 +197,10 @@ def is_left_scaled(scale: Scalar | None, factor: Scalar | None) -> Scalar | None
     """
     if scale is None or factor is None:
         return None
-    found: bool | torch.Tensor = (scale != 1.0) & ((factor - 1.0) ** 2 <= _UNCHANGED**2)
+    if isinstance(scale, torch.Tensor) and isinstance(factor, torch.Tensor):
+        scale, factor = accelerator.on_one_device([scale, factor])
+    unchanged = (factor >= 1.0 - _UNCHANGED) & (factor <= 1.0 + _UNCHANGED)
+    found: bool | torch.Tensor = (scale != 1.0) & unchanged
     return scalar_of(found.double()) if isinstance(found, torch.Tensor) else float(found)
 
 
@@ -322,7 +322,7 @@ class GradientUse:
             for old, new in zip(before, now, strict=True)
         )
         self._kept &= not changed
-        self._scaled &= not cleared
+        self._scaled &= not changed
         self._seen, self._clearing, self.remains, self._used = now, False, None, []
         return cleared
 

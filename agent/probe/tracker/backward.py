@@ -135,6 +135,7 @@ class BackwardTracking:
         if not thread.in_closure:
             self._optimizer_steps.end_enclosing()
         thread.scaler_steps = None  # left over from a step that raised
+        thread.backward_scaled = thread.scaler is not None and thread.scaled_losses.knows(roots)
         other_model = context.trains_other_model
         if not other_model:
             context.enter_phase(Phase.BACKWARD)
@@ -146,7 +147,6 @@ class BackwardTracking:
         context.boundaries.gradients_change(thread.measures if other_model else None)
         if not other_model:
             self._begin_pass(roots, seeds)
-        thread.backward_scaled = thread.scaler is not None and thread.scaled_losses.knows(roots)
         thread.scaled_losses.clear()
 
     def ended(self, *, raised: bool = False) -> None:

@@ -604,6 +604,23 @@ def only_one_of_two_models_with_a_scaler() -> None:
         plain.step()
 
 
+@healthy
+def critic_without_the_generators_scaler() -> None:
+    generator, critic = nn.Linear(16, 16), nn.Linear(16, 1)
+    of_generator, of_critic = (torch.optim.Adam(part.parameters()) for part in (generator, critic))
+    scaler = torch.amp.GradScaler("cpu")
+    for step in range(STEPS):
+        inputs, _ = batch(step)
+        of_generator.zero_grad()
+        scaler.scale(-critic(generator(inputs)).mean()).backward()
+        scaler.step(of_generator)
+        scaler.update()
+        for parameter in critic.parameters():
+            gradient_of(parameter).zero_()
+        (critic(generator(inputs).detach()).mean() - critic(inputs).mean()).backward()
+        of_critic.step()
+
+
 @wrong(OPTIMIZER_NEVER_STEPS)
 def gan_whose_critic_never_steps() -> None:
     gan("turns", critic_steps=0)
