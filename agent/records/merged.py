@@ -140,6 +140,9 @@ class MergedStep:
     """Losses of the ranks, those that are finite; as `compute_seconds`, of all nodes."""
     batch_rows: Mapping[int, float] = field(default_factory=dict)
     """Sizes of the first batch by rank; of the same steps as `batches`."""
+    independent: bool = False
+    """Whether no two ranks hold copies, or parts, of anything that is trained: each trains a model
+    of its own."""
     gradients_observed: bool = True
     """Whether the source looks at gradients at all: a trainer's log may hold no norm."""
 

@@ -325,7 +325,13 @@ class RankLossTracker(Tracker):
         self._rows: deque[FloatArray] = deque(maxlen=_LOSS_STEPS)
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
-        """Add a closed step, unless it was skipped or a rank is missing."""
+        """Add a closed step, unless it was skipped or a rank is missing.
+
+        Of ranks that train models of their own, losses that differ say nothing.
+        """
+        if step.independent:
+            self.outliers = self.level = None
+            return
         if step.skipped or step.coverage < 1.0 or len(step.losses) < 2:
             return
         if context.progress.misreadings.scaled:

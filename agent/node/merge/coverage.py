@@ -106,6 +106,11 @@ class AssumedShares:
         """Sets of ranks that hold copies, each ascending, by group that was judged."""
         return {group: sorted(map(sorted, sets)) for group, sets in self._sets.items()}
 
+    @property
+    def none_copied(self) -> bool:
+        """Whether tensors were judged, and no two ranks hold copies of any."""
+        return bool(self._sets) and not any(self._sets.values())
+
     def learn_copies(self, group: str, ranks: Collection[int]) -> None:
         """Take in that these ranks, at least two, hold copies of each other."""
         sets = self._sets.setdefault(group, [])

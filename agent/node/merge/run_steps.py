@@ -158,10 +158,11 @@ class StepMerge:
             self._add_alike(alike)
         self._in_blocks.clear()
         values, of_run = self._step_values(), expected_shares.of_run
+        facts = self._facts(values)
         replicas, reduction = self._replicas.compared(
             PlainParameters(*map(self._plain_rows, (GRADIENTS, WEIGHTS, FEW_WEIGHTS))),
             assumed,
-            step=self._facts(values),
+            step=facts,
             layers=layers,
         )
         # Of a step that some ranks left out by plan, the others' part is no statement on the run.
@@ -194,6 +195,9 @@ class StepMerge:
             ),
             replicas=replicas,
             reduction=reduction,
+            independent=assumed.none_copied
+            and facts.wrapper_reduced is None
+            and not facts.any_split,
             batches=self._batches,
             losses=dict(sorted(self._losses.items())),
             batch_rows=dict(sorted(self._batch_rows.items())),

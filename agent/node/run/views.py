@@ -36,7 +36,6 @@ SCRIPT_FACT = "script"
 _INTERNAL = frozenset((SCRIPT_FACT, COLLECTIONS_FACT))
 """Facts that are a matter between the ranks and this node, and never exported."""
 BASELINE_FEATURE = "a comparison with the baseline: its file cannot be used"
-_INDEPENDENT = "independent"
 _NANOSECONDS = 1e9
 
 
@@ -148,9 +147,7 @@ def run_view(
         if stalled(progress.last, progress.pace.usual_seconds, time_unix_seconds)
         else (),
     )
-    view = account.view(run, time_unix_seconds)
-    # Ranks that train models of their own have losses of their own.
-    return replace(view, loss_level=None) if run.facts.get("strategy") == _INDEPENDENT else view
+    return account.view(run, time_unix_seconds)
 
 
 def rank_view(source: RankSource, *, loss_misread: bool) -> RankView:
@@ -254,5 +251,5 @@ def run_facts(member: ClusterMember) -> Mapping[str, str]:
 def _held(groups: Sequence[Sequence[Sequence[int]]]) -> str:
     """Return what ranks hold of groups, by the sets of ranks that hold copies of each."""
     if not any(groups):
-        return _INDEPENDENT
+        return "independent"
     return "replicated" if all(groups) else "mixed"

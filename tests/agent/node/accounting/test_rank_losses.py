@@ -1,14 +1,19 @@
 """A rank whose losses are unlike those of all others."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from mp_agent.catalog.thresholds import resolve
+from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.ranks import RankLossTracker
+from mp_agent.node.accounting.tracker import AccountContext
 from mp_agent.records.health import OddRank
 from mp_agent.records.steps import FloatArray
+from tests.agent.node.builders import merged_step
 
 
 def level_of(*ranks: list[float]) -> OddRank | None:
@@ -83,6 +88,22 @@ def around(loss: float, seed: int, steps: int = 32) -> list[float]:
 def test_of_several_ranks_one_is_found_whose_losses_are_high_or_low(loss, found):
     level = level_of(around(3.0, 1), around(3.0, 2), around(loss, 3))
     assert (level and level.rank) == found
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_ranks_that_train_models_of_their_own_are_not_compared(independent):
+    context = AccountContext(resolve({}), 120.0, Progress())
+    tracker = RankLossTracker()
+    for sequence, losses in enumerate(zip(around(1.0, 1), around(4.0, 2), strict=True), 1):
+        step = replace(
+            merged_step(sequence),
+            world_size=2,
+            present_ranks=frozenset({0, 1}),
+            losses=dict(enumerate(losses)),
+            independent=independent,
+        )
+        tracker.observe(step, context)
+    assert (tracker.level is None) is independent
 
 
 def test_of_two_ranks_the_higher_one_is_found():

@@ -249,6 +249,11 @@ class TestAssumedShares:
         assert merge_in(assumed, steps).gradients_complete
         assert not merge_in(assumed, steps[:1], world_size=2).gradients_complete
 
+    @pytest.mark.parametrize("copies", [[], [[0, 1]]])
+    def test_ranks_without_a_copy_of_anything_train_models_of_their_own(self, copies):
+        steps = self.steps(4.0, 5.0)
+        assert merge_in(AssumedShares({"plain": copies}), steps).independent is (not copies)
+
     def test_of_copies_one_of_each_is_enough(self):
         assumed = AssumedShares({"plain": [[0, 2], [1, 3]]})
         steps = self.steps(1.0, 2.0, 1.0, 2.0)

@@ -1,10 +1,6 @@
 """The views of a run that the exporters read."""
 
-import pytest
-
-from mp_agent.node.run import views
 from mp_agent.node.run.views import ServiceCounts
-from mp_agent.records.health import OddRank
 from mp_agent.records.views import ExportAccount, TransportView
 from tests.agent.node.conftest import OpenRun, StartRank
 from tests.agent.node.shown import shown
@@ -60,18 +56,3 @@ def test_no_loss_is_shown_while_a_scale_that_no_hook_sees_multiplies_it(
     run.poll(1.0)
     assert not {"loss", "rank_loss{0}"} & shown(run).keys()
     assert run.history.columns()["loss"] == [None] * 5
-
-
-@pytest.mark.parametrize("strategy", ["independent", "replicated"])
-def test_ranks_that_train_models_of_their_own_have_losses_of_their_own(
-    start_rank: StartRank, open_run: OpenRun, monkeypatch: pytest.MonkeyPatch, strategy: str
-):
-    start_rank().steps(2)
-    run = open_run()
-    run.poll(0.0)
-    level = OddRank(rank=1, steps=32, loss=4.0, usual=1.0, highest=1.5)
-    run._state.account.progress.rank_losses.level = level
-    monkeypatch.setattr(views, "run_facts", lambda member: {"strategy": strategy})
-    view = run.export(0.0, 1_000.0).view
-    assert view is not None
-    assert view.loss_level == (None if strategy == "independent" else level)
