@@ -81,14 +81,18 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def change_count(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was changed in place, as torch counts it.
+def counting_changes(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the tensors for which torch counts what changes a tensor in place.
 
     FSDP2 adds to this rank's part of a gradient, which does not count for the whole, and what is
     done to the whole does not count for the part.
     """
-    part = tensor._local_tensor._version if isinstance(tensor, DTensor) else 0
-    return tensor._version + part
+    return (tensor, tensor._local_tensor) if isinstance(tensor, DTensor) else (tensor,)
+
+
+def change_count(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place, as torch counts it."""
+    return sum(each._version for each in counting_changes(tensor))
 
 
 _FEW = 32

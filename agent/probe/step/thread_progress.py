@@ -20,7 +20,13 @@ from torch.optim import Optimizer
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.optimizers.loop_order import gradient_parts
-from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, change_count, local_of
+from mp_agent.probe.optimizers.plan import (
+    LayerSlot,
+    MeasurementPlan,
+    change_count,
+    counting_changes,
+    local_of,
+)
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.scalars import Scalar, ScalarSnapshot, add, scalar_of
 from mp_agent.ring.interruptions import pass_on
@@ -289,9 +295,7 @@ class WeightsMark:
     def set(self, plan: MeasurementPlan) -> None:
         """Regard the weights of `plan` as unchanged as they are now."""
         ends = (_first_trained(plan.slots), _first_trained(reversed(plan.slots)))
-        self._marked = [
-            (weakref.ref(each), change_count(each)) for each in ends if each is not None
-        ]
+        self._marked = _marks(each for each in ends if each is not None)
 
     def forget(self) -> None:
         """Regard them as unchanged until the next `set`: changes from now on are allowed."""
@@ -306,7 +310,7 @@ class WeightsMark:
     def moved(self) -> bool:
         """Whether the first or the last of the trained weights has changed since."""
         return any(
-            (parameter := reference()) is not None and change_count(parameter) != version
+            (parameter := reference()) is not None and parameter._version != version
             for reference, version in self._marked
         )
 
@@ -346,7 +350,7 @@ class GradientsMark:
                 if gradient is not None and (id(gradient), change_count(gradient)) != before
             }
             self.touched_places = frozenset(made)
-            self._marked = [(weakref.ref(each), change_count(each)) for each in made.values()]
+            self._marked = _marks(made.values())
             self._after = [None if each is None else weakref.ref(each) for each in gradients]
             self._none_made = not self._marked and (
                 self._inspects_all or all(slot.parameter.grad is None for slot in plan.slots)
@@ -371,7 +375,7 @@ class GradientsMark:
     def moved(self) -> bool:
         """Whether any of them has changed since."""
         return any(
-            (gradient := reference()) is not None and change_count(gradient) != version
+            (gradient := reference()) is not None and gradient._version != version
             for reference, version in self._marked
         )
 
@@ -391,6 +395,12 @@ class GradientsMark:
         if self._inspects_all:
             return range(count)
         return sorted({0, count // 2, count - 1}) if count else []
+
+
+def _marks(tensors: Iterable[torch.Tensor]) -> list[tuple[weakref.ref[torch.Tensor], int]]:
+    """Return tensors, until they are gone, with how often each was changed in place."""
+    counting = (each for tensor in tensors for each in counting_changes(tensor))
+    return [(weakref.ref(each), each._version) for each in counting]
 
 
 def _first_trained(slots: Iterable[LayerSlot]) -> torch.Tensor | None:
