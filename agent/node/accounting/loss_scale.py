@@ -259,12 +259,15 @@ _BLOCK_STEPS = 100
 _SIGNIFICANT = 3.0
 """Standard deviations of a random number of skips that a rise is above."""
 _STUCK_SKIPS = 16
-"""Skipped steps in a row that leave the loss scale as it was: no calibration, which lowers it."""
+"""Skipped steps in a row at one loss scale that are no calibration, which would lower it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class OverflowShares(Tracker):
-    """Skipped steps by hundreds of steps after the scaler's calibration, or once it is none."""
+    """Skipped steps by hundreds of steps, after the scaler's calibration.
+
+    Also within it, where skips in a row do not lower the scale.
+    """
 
     blocks: list[int] = field(default_factory=list)
     """Skipped steps in each hundred, the one that is being counted last."""

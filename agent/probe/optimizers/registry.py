@@ -4,7 +4,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -52,7 +51,7 @@ class OptimizerRegistry:
         self.note_unsupported = note_unsupported
         self.ranks_in_run = ranks_in_run
         self.roles = OptimizerRoles()
-        self.left_out = WeakSet[Optimizer]()
+        self.left_out = weakref.WeakSet[Optimizer]()
         self._new = NewOptimizers(OPTIMIZERS_AT_MOST)
         self._plan_maker = PlanMaker(ranks_in_run, self._new)
         self._overtaken: weakref.ref[Optimizer] | None = None
