@@ -69,7 +69,7 @@ GROUPS: dict[str, dict[str, CommandEntry]] = {
     },
     "During a run": {
         "run": CommandEntry(
-            "probe.command:run_command",
+            "run_command:run_command",
             "Run a Python program with mp_agent watching it.",
             "torchrun --nproc-per-node=8 -m mp_agent run train.py",
         ),

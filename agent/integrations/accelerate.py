@@ -6,7 +6,7 @@ from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
 import mp_agent
-from mp_agent.integrations.condition_log import ConditionLog, numbers_of
+from mp_agent.integrations import ConditionLog, numbers_of
 
 
 class MpAgentTracker(GeneralTracker):

@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch import Callback
 
 import mp_agent
-from mp_agent.integrations.condition_log import ConditionLog, numbers_of
+from mp_agent.integrations import ConditionLog, numbers_of
 
 
 class MpAgentLightningCallback(Callback):

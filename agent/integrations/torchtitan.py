@@ -6,7 +6,7 @@ import torch
 from torchtitan.components.metrics import BaseLogger
 
 import mp_agent
-from mp_agent.integrations.condition_log import ConditionLog, numbers_of
+from mp_agent.integrations import ConditionLog, numbers_of
 
 
 class MpAgentLogger(BaseLogger):

@@ -7,7 +7,7 @@ from transformers import TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 import mp_agent
-from mp_agent.integrations.condition_log import ConditionLog
+from mp_agent.integrations import ConditionLog
 
 
 class MpAgentCallback(TrainerCallback):

@@ -66,6 +66,18 @@ def computing_device() -> torch.device | None:
     return torch.device("cuda", torch.cuda.current_device()) if cuda_is_used() else None
 
 
+def random_state() -> tuple[bytes, int, int]:
+    """Return the state of the host's random numbers, and seed and offset of the current GPU's.
+
+    The host knows all of it. Not to be called while a graph is captured.
+    """
+    on_host = torch.default_generator.get_state().numpy().tobytes()
+    if not cuda_is_used():
+        return on_host, 0, 0
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    return on_host, generator.initial_seed(), generator.get_offset()
+
+
 def pinned_zeros(shape: Sequence[int], device: torch.device) -> torch.Tensor:
     """Return int64 zeros on the host to which `device` can copy while the host goes on.
 

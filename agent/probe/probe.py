@@ -23,7 +23,7 @@ from mp_agent.probe.instruments.instrument import (
     ForwardStart,
     Instrument,
     Instruments,
-    Loaders,
+    Repetitions,
 )
 from mp_agent.probe.instruments.local_gradients import LocalGradients
 from mp_agent.probe.instruments.logprobs import StepLogprobs
@@ -40,7 +40,7 @@ from mp_agent.probe.reduction import GroupReduction
 from mp_agent.probe.ring_connection import ProbeReports, RingConnection
 from mp_agent.probe.step.layer_schedule import LayerSchedule, OverheadBudget
 from mp_agent.probe.step.measurement import Measurement
-from mp_agent.probe.step.phases import PhaseMarks, StepParts
+from mp_agent.probe.step.phases import Loaders, PhaseMarks, Seeds, StepParts
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.step_tracker import StepTracker
 from mp_agent.records.global_statistics import GlobalStatistics
@@ -91,7 +91,8 @@ class Probe:
         )
         self._tensors = WatchedTensors(self._in_training, self._registry.note_unsupported)
         self._logprobs = StepLogprobs(self._registry.note_unsupported)
-        loaders = Loaders()
+        loaders, seeds = Loaders(self._repeats), Seeds(self._repeats)
+        self._repetitions = Repetitions(loaders, seeds)
         chosen = [
             Batches(
                 self._shield.run,
@@ -104,6 +105,7 @@ class Probe:
             self._tensors,
             self._logprobs,
             *self._of_updates(settings, schedule, measures),
+            self._repetitions,
         ]
         if settings.measure_step_parts:
             chosen.append(ForwardStart(self._shield.run, parts))
@@ -126,6 +128,7 @@ class Probe:
             connection=self._connection,
             parts=parts,
             loaders=loaders,
+            seeds=seeds,
             awaits_optimizer=awaits_optimizer,
             guarded=bool(settings.guard),
         )
@@ -257,6 +260,9 @@ class Probe:
     def _watch_tensor(self, name: object, tensor: object, dim: object, reduction: object) -> None:
         self._instruments.use(self._tensors)
         self._tensors.watch(name, tensor, dim, reduction)
+
+    def _repeats(self) -> None:
+        self._instruments.use(self._repetitions)
 
     def _in_training(self) -> bool:
         return self._phases.in_training

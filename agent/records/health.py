@@ -164,7 +164,7 @@ class TrainedParameters:
     parted: those that were one parameter, or are to be. rounded_ratio: share of the elements in at
     most 16 bits that did not change; None also while the learning rate rises, or is far below its
     highest. resumed_without_state: steps before the attempt's first, where its optimizer has lost
-    what it keeps.
+    what it keeps. nothing_loaded: tensors of a checkpoint of which none fitted the model.
     """
 
     unheld: float | None = None
@@ -173,6 +173,7 @@ class TrainedParameters:
     parted: float | None = None
     rounded_ratio: float | None = None
     resumed_without_state: float | None = None
+    nothing_loaded: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ GROUPS: Mapping[str, tuple[Condition, ...]] = {
     ),
     "loss": (*nonfinite.OF_LOSS, *loss.CONDITIONS, departures.LOSS_RELAPSED),
     "loss-scale": (*loss_scale.CONDITIONS, *overflows.CONDITIONS),
-    "loop": loop.CONDITIONS,
+    "loop": (*loop.CONDITIONS, overflows.AUTOCAST_WITHOUT_EFFECT),
     "ranks": (*nonfinite.OF_RANKS, *ranks.CONDITIONS, *batches.OF_RANK_LOSSES),
     "batches": batches.CONDITIONS,
     "run": run.CONDITIONS,

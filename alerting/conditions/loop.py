@@ -1,4 +1,4 @@
-"""Alerts on the order of a training loop's calls, on modes, and on autocast without effect."""
+"""Alerts on the order of a training loop's calls, and on the mode of a model."""
 
 from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above
@@ -9,7 +9,7 @@ from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import training
 
 
-def _lasts(mistake: str, description: str, threshold: str = "loop_mistake_steps") -> Level:
+def lasts(mistake: str, description: str, threshold: str = "loop_mistake_steps") -> Level:
     """Return the level of a mistake that was made on so many steps in a row."""
     steps = Series(metric=training.LOOP_MISTAKE_STEPS, where=(Where("mistake", "=", mistake),))
     return Level(
@@ -22,7 +22,8 @@ def _lasts(mistake: str, description: str, threshold: str = "loop_mistake_steps"
     )
 
 
-def _query(mistake: str) -> str:
+def mistake_query(mistake: str) -> str:
+    """Return the query for how long a mistake has lasted."""
     return f'mp_agent_loop_mistake_steps{{run="RUN",mistake="{mistake}"}}'
 
 
@@ -43,7 +44,7 @@ GRADIENTS_ADD_UP = Condition(
     why="A step is to use the gradients of its own batch alone. Restart from a checkpoint of "
     "before the mistake: the weights since then were moved along stale gradients.",
     levels=(
-        _lasts(
+        lasts(
             "gradients add up",
             "On {value|count} consecutive steps, an optimizer of run {run} used the gradients of "
             "its step before again: they were not cleared before the next backward added to them.",
@@ -55,7 +56,7 @@ GRADIENTS_ADD_UP = Condition(
     guidance=Guidance(
         harm="The run trains with wrong gradients from the first of these steps on. Stop it within "
         "the hour, and fix the loop.",
-        query=_query("gradients add up"),
+        query=mistake_query("gradients add up"),
         reading="The number of consecutive steps that used gradients again.",
         causes=(
             "zero_grad is missing in the loop, or is called before the loop only.",
@@ -88,7 +89,7 @@ GRADIENTS_DISCARDED = Condition(
     why="Gradient accumulation relies on backward() adding to the gradients of the micro-batches "
     "before; zero_grad in between discards them.",
     levels=(
-        _lasts(
+        lasts(
             "gradients discarded",
             "On {value|count} consecutive steps of run {run}, gradients of whole backwards were "
             "cleared before any optimizer used them. The same line of code made those that were "
@@ -101,7 +102,7 @@ GRADIENTS_DISCARDED = Condition(
     guidance=Guidance(
         harm="No state is damaged; the run trains on a part of its data, and wastes the time of "
         "the rest. Investigate within the hour.",
-        query=_query("gradients discarded"),
+        query=mistake_query("gradients discarded"),
         reading="The number of consecutive steps before which gradients were discarded.",
         causes=(
             "zero_grad at every micro-batch, while the optimizer steps after several.",
@@ -130,7 +131,7 @@ CLIPPING_AFTER_STEP = Condition(
     ),
     why="Clipping changes the gradients in place: only a step that comes after it uses them.",
     levels=(
-        _lasts(
+        lasts(
             "clipping after the step",
             "On {value|count} consecutive steps, run {run} clipped gradients that its step had "
             "used already.",
@@ -142,12 +143,56 @@ CLIPPING_AFTER_STEP = Condition(
     guidance=Guidance(
         harm="No state is damaged yet, but nothing limits the gradients. Fix the loop before the "
         "next start.",
-        query=_query("clipping after the step"),
+        query=mistake_query("clipping after the step"),
         reading="The number of consecutive steps before which gradients were clipped too late.",
         causes=("clip_grad_norm_ stands below optimizer.step(), or in a hook that runs after it.",),
         false_positives=(
             "A call with a limit that is never reached, only to log the norm; one without a limit "
             "(infinity) does not count.",
+        ),
+        samples=("order_of_the_loop",),
+        panels=(panels.CLIPPING, panels.GRADIENT_NORM),
+    ),
+)
+
+
+CLIPPING_WITHOUT_GRADIENTS = Condition(
+    name="MpAgentClippingWithoutGradients",
+    summary="Clipping finds no gradients: it has no effect.",
+    meaning="The optimizer uses gradients as large as they come, as if there were no clipping: one "
+    "bad batch can destroy the weights.",
+    confirm="Print what clip_grad_norm_ returns: it is 0 on every step. mp_agent_clip_coefficient "
+    "is absent or 1.",
+    remedies=(
+        "Call it between the last backward() and optimizer.step().",
+        "Give it model.parameters(), called again each time, or a list of them: an iterator that "
+        "was kept in a variable is empty from its second use on.",
+    ),
+    why="Clipping changes the gradients that are there when it is called, of the parameters that "
+    "it is given.",
+    levels=(
+        lasts(
+            "clipping without gradients",
+            "On {value|count} consecutive steps, no clipping of run {run} was given a parameter "
+            "that had a gradient.",
+        ),
+    ),
+    quiet=("a few steps whose clipping finds nothing",),
+    needs=((Quantity.LOOP,),),
+    knobs=(less_above("loop_mistake_steps"),),
+    guidance=Guidance(
+        harm="No state is damaged yet, but nothing limits the gradients. Fix the loop before the "
+        "next start.",
+        query=mistake_query("clipping without gradients"),
+        reading="The number of consecutive steps whose clipping found no gradients.",
+        causes=(
+            "clip_grad_norm_ before backward(), or after optimizer.zero_grad().",
+            "parameters = model.parameters() is kept, and was used up by the optimizer or by the "
+            "first step.",
+            "The parameters of another model, such as one that was copied or wrapped since.",
+        ),
+        false_positives=(
+            "A step that trains nothing of what is clipped, for many steps in a row.",
         ),
         samples=("order_of_the_loop",),
         panels=(panels.CLIPPING, panels.GRADIENT_NORM),
@@ -173,7 +218,7 @@ STEP_REPEATED = Condition(
     ),
     why="step() uses the gradients that are there, whether they are new or not.",
     levels=(
-        _lasts(
+        lasts(
             "step repeated",
             "On {value|count} consecutive steps of run {run}, an optimizer stepped again, or had "
             "just done so, with gradients that its step before had used: there was no backward in "
@@ -187,7 +232,7 @@ STEP_REPEATED = Condition(
         harm="No state is damaged, but the run trains with another learning rate and momentum than "
         "it was given. Fix the loop within the hour, and go on from a checkpoint of before the "
         "first such step.",
-        query=_query("step repeated"),
+        query=mistake_query("step repeated"),
         reading="The number of consecutive steps of which at least every second used gradients "
         "again.",
         causes=(
@@ -224,7 +269,7 @@ GRADIENTS_LEFT_SCALED = Condition(
     ),
     why="The gradients of a scaled loss have to be divided by the scale before they are used.",
     levels=(
-        _lasts(
+        lasts(
             "scaled gradients",
             "On {value|count} consecutive steps, an optimizer of run {run} used gradients of a "
             "scaled loss that nothing had unscaled.",
@@ -236,7 +281,7 @@ GRADIENTS_LEFT_SCALED = Condition(
     guidance=Guidance(
         harm="The run trains with wrong gradients from the first of these steps on. Stop it within "
         "the hour, and fix the loop.",
-        query=_query("scaled gradients"),
+        query=mistake_query("scaled gradients"),
         reading="The number of consecutive steps that used gradients which were still scaled.",
         causes=(
             "optimizer.step() where scaler.step(optimizer) was meant.",
@@ -268,7 +313,7 @@ OPTIMIZER_NEVER_STEPS = Condition(
     ),
     why="backward() makes gradients, and zero_grad() clears them; step() alone changes weights.",
     levels=(
-        _lasts(
+        lasts(
             "optimizer never steps",
             "Over {value|count} steps of run {run}, or as many backwards and more if it makes no "
             "step at all, gradients were made for an optimizer that has not stepped once.",
@@ -280,7 +325,7 @@ OPTIMIZER_NEVER_STEPS = Condition(
     guidance=Guidance(
         harm="No state is damaged, but what was computed since is lost for that part of the "
         "model. Fix the loop, and start again, within the hour.",
-        query=_query("optimizer never steps"),
+        query=mistake_query("optimizer never steps"),
         reading="The number of steps of the run, or 64 of a run without any, for which it has not "
         "stepped.",
         causes=(
@@ -316,10 +361,10 @@ LEFT_IN_EVALUATION = Condition(
     ),
     why="eval() holds until train() is called; no_grad ends by itself, the mode does not.",
     levels=(
-        _lasts(
+        lasts(
             "evaluation mode",
-            "Run {run} has made {value|count} consecutive steps in evaluation mode: all of a model "
-            "was put into it by eval(), after steps in training mode.",
+            "Run {run} has made {value|count} consecutive steps with all of a model in evaluation "
+            "mode: after steps in training mode, or since the start, although it has dropout.",
             "evaluation_mode_steps",
         ),
     ),
@@ -330,68 +375,20 @@ LEFT_IN_EVALUATION = Condition(
         harm="No state is damaged at once; the run trains without the regularization that was "
         "asked for. Fix it within the hour, and go on from a checkpoint of before the first such "
         "step.",
-        query=_query("evaluation mode"),
+        query=mistake_query("evaluation mode"),
         reading="The number of consecutive steps in evaluation mode.",
         causes=(
             "model.eval() before a validation, and no model.train() after it.",
+            "A model of Transformers as from_pretrained returns it, which is in evaluation mode.",
             "model.train() before the loop over epochs only, or of another model.",
             "eval() to sample from a GAN's generator, or to roll out a policy.",
         ),
         false_positives=(
-            "A last phase that is trained in evaluation mode on purpose, by the same optimizer.",
+            "A last phase, or a whole run, that is trained in evaluation mode on purpose, by the "
+            "same optimizer.",
         ),
         samples=("back_to_training",),
         panels=(panels.LOSS,),
-    ),
-)
-
-
-AUTOCAST_WITHOUT_EFFECT = Condition(
-    name="MpAgentAutocastWithoutEffect",
-    summary="Autocast is on, but most linear layers and convolutions compute in FP32.",
-    meaning="The training is as slow, and takes as much memory, as without autocast; its results "
-    "are those of FP32, whatever the run is called.",
-    confirm="mp_agent_autocast_fp32_ratio; print the dtype of the output of a linear layer.",
-    remedies=(
-        "Call the model, and not only the loss function, within the autocast context.",
-        "Look for autocast(enabled=False), and for custom_fwd(cast_inputs=torch.float32), around "
-        "the model, and give autocast the device type that the model is on.",
-    ),
-    why="Autocast acts on operations that run within its context, on its device type; what is "
-    "computed outside of it keeps the format of its inputs.",
-    levels=(
-        Level(
-            severity=Severity.WARNING,
-            when=Compare(
-                Series(metric=training.AUTOCAST_FP32_SAMPLES), ">=", limit("autocast_fp32_samples")
-            ),
-            description="In {value|count} consecutive samples, more than <autocast_fp32_share> of "
-            "the linear layers and convolutions of run {run} gave FP32 results on steps under "
-            "autocast to 16 bits.",
-            reason="No delay: the condition already requires autocast_fp32_samples consecutive "
-            "samples, 17 steps apart.",
-        ),
-    ),
-    quiet=("a part of the model that is kept in FP32 on purpose",),
-    needs=((Quantity.LOOP,),),
-    knobs=(less_above("autocast_fp32_samples"),),
-    guidance=Guidance(
-        harm="No damage; time and memory are wasted, and a comparison of formats would compare "
-        "nothing. Look during working hours.",
-        query='mp_agent_autocast_fp32_ratio{run="RUN"}',
-        reading="The share of FP32 among linear layers and convolutions at the last sample; near 0 "
-        "where autocast works.",
-        causes=(
-            "The model is called outside of the autocast context, the loss function within.",
-            "A nested autocast(enabled=False), or custom_fwd(cast_inputs=torch.float32).",
-            "Autocast for another device type than that of the model.",
-        ),
-        false_positives=(
-            "Another model, such as a frozen teacher, runs under autocast, with gradients on, and "
-            "the one that is trained stays in FP32 on purpose.",
-        ),
-        samples=("call_under_autocast",),
-        panels=(panels.STEPS_PER_SECOND, panels.LOSS),
     ),
 )
 
@@ -400,9 +397,9 @@ CONDITIONS = (
     GRADIENTS_ADD_UP,
     GRADIENTS_DISCARDED,
     CLIPPING_AFTER_STEP,
+    CLIPPING_WITHOUT_GRADIENTS,
     STEP_REPEATED,
     GRADIENTS_LEFT_SCALED,
     OPTIMIZER_NEVER_STEPS,
     LEFT_IN_EVALUATION,
-    AUTOCAST_WITHOUT_EFFECT,
 )

@@ -1,11 +1,12 @@
-"""Alerts on steps that a loss scaler skips."""
+"""Alerts on mixed precision: steps that a scaler skips, FP16 without one, idle autocast."""
 
 from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
+from mp_agent.alerting.conditions.loop import lasts, mistake_query
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions import Count, Predicate, Where, any_of, limit
+from mp_agent.alerting.expressions import Compare, Count, Predicate, Series, Where, any_of, limit
 from mp_agent.alerting.first_line import UPDATED, Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.values import Severity
@@ -111,4 +112,99 @@ OVERFLOW_RATIO_HIGH = Condition(
 )
 
 
-CONDITIONS = (OVERFLOW_RATIO_HIGH,)
+FP16_WITHOUT_LOSS_SCALE = Condition(
+    name="MpAgentFp16WithoutLossScale",
+    summary="The run trains under autocast to FP16, and nothing scales its loss.",
+    meaning="Gradients of activations are FP16: those below 6e-8 become 0, and of those below 6e-5 "
+    "digits are lost. What depends on small gradients, mostly the first layers and late phases of "
+    "a training, learns less or nothing.",
+    confirm='mp_agent_run_info has precision="fp16" and an empty scaler; in the loop, '
+    "loss.backward() is called without a GradScaler.",
+    remedies=(
+        "Use torch.amp.GradScaler: scaler.scale(loss).backward(), scaler.step(optimizer), "
+        "scaler.update().",
+        "Use BF16, which has the range of FP32 and needs no scaling, where the hardware has it.",
+    ),
+    why="The loss scale moves gradients up into the range that FP16 has, before they are made.",
+    levels=(
+        lasts(
+            "FP16 without a loss scale",
+            "Run {run} has made {value|count} consecutive steps under autocast to FP16 without any "
+            "scaling of the loss that mp_agent has seen.",
+        ),
+    ),
+    quiet=("a few steps under FP16 without a scaler",),
+    needs=((Quantity.LOOP,),),
+    knobs=(less_above("loop_mistake_steps"),),
+    guidance=Guidance(
+        harm="No state is damaged, but a part of the gradients is lost on every step. Fix it "
+        "within the day.",
+        query=mistake_query("FP16 without a loss scale"),
+        reading="The number of consecutive steps, as of the last look at the loss, on every 17th.",
+        causes=(
+            "autocast was added without a GradScaler, or with one that is not enabled.",
+            "A script for BF16 that runs on hardware without it, where autocast was set to FP16.",
+        ),
+        false_positives=(
+            "A loss that is scaled within a function of the script's own, which its graph does not "
+            "show.",
+            "A model whose gradients are large enough without it: compare mp_agent_grad_zero_ratio "
+            "with that of a run in FP32.",
+        ),
+        samples=("clip_after_unscale",),
+        panels=(panels.LOSS_SCALE, panels.GRADIENT_NORM),
+    ),
+)
+
+
+AUTOCAST_WITHOUT_EFFECT = Condition(
+    name="MpAgentAutocastWithoutEffect",
+    summary="Autocast is on, but most linear layers and convolutions compute in FP32.",
+    meaning="The training is as slow, and takes as much memory, as without autocast; its results "
+    "are those of FP32, whatever the run is called.",
+    confirm="mp_agent_autocast_fp32_ratio; print the dtype of the output of a linear layer.",
+    remedies=(
+        "Call the model, and not only the loss function, within the autocast context.",
+        "Look for autocast(enabled=False), and for custom_fwd(cast_inputs=torch.float32), around "
+        "the model, and give autocast the device type that the model is on.",
+    ),
+    why="Autocast acts on operations that run within its context, on its device type; what is "
+    "computed outside of it keeps the format of its inputs.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=Compare(
+                Series(metric=training.AUTOCAST_FP32_SAMPLES), ">=", limit("autocast_fp32_samples")
+            ),
+            description="In {value|count} consecutive samples, more than <autocast_fp32_share> of "
+            "the linear layers and convolutions of run {run} gave FP32 results on steps under "
+            "autocast to 16 bits.",
+            reason="No delay: the condition already requires autocast_fp32_samples consecutive "
+            "samples, 17 steps apart.",
+        ),
+    ),
+    quiet=("a part of the model that is kept in FP32 on purpose",),
+    needs=((Quantity.LOOP,),),
+    knobs=(less_above("autocast_fp32_samples"),),
+    guidance=Guidance(
+        harm="No damage; time and memory are wasted, and a comparison of formats would compare "
+        "nothing. Look during working hours.",
+        query='mp_agent_autocast_fp32_ratio{run="RUN"}',
+        reading="The share of FP32 among linear layers and convolutions at the last sample; near 0 "
+        "where autocast works.",
+        causes=(
+            "The model is called outside of the autocast context, the loss function within.",
+            "A nested autocast(enabled=False), or custom_fwd(cast_inputs=torch.float32).",
+            "Autocast for another device type than that of the model.",
+        ),
+        false_positives=(
+            "Another model, such as a frozen teacher, runs under autocast, with gradients on, and "
+            "the one that is trained stays in FP32 on purpose.",
+        ),
+        samples=("call_under_autocast",),
+        panels=(panels.STEPS_PER_SECOND, panels.LOSS),
+    ),
+)
+
+
+CONDITIONS = (OVERFLOW_RATIO_HIGH, FP16_WITHOUT_LOSS_SCALE)

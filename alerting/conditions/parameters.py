@@ -257,9 +257,56 @@ WEIGHTS_UNCHANGED = Condition(
 )
 
 
+NOTHING_LOADED = Condition(
+    name="MpAgentNothingLoaded",
+    summary="A checkpoint was loaded, and none of its tensors has a name of the model.",
+    meaning="load_state_dict(strict=False) leaves out what does not fit, which was everything: the "
+    "model is trained from the weights that it had before, in place of those of the checkpoint.",
+    confirm="Print what load_state_dict returns: all names are in unexpected_keys. Compare them "
+    "with those of model.state_dict().",
+    remedies=(
+        "Remove the prefix that the names of one side have and those of the other have not: "
+        "module. of DataParallel and DistributedDataParallel, _orig_mod. of torch.compile, model. "
+        "of Lightning.",
+        "Give it the part of the checkpoint that has the weights, such as checkpoint['model'].",
+        "Load with strict=True wherever all is to fit: it raises.",
+    ),
+    why="A tensor is loaded into the parameter of the same name; strict=False lets the others pass "
+    "without a word.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=happened(Series(metric=optimizer.NOTHING_LOADED)),
+            description="{value|count} tensors were loaded into the model of run {run} with "
+            "strict=False, and none of them has a name of the model.",
+            reason="No delay: load_state_dict itself says what it has left out.",
+        ),
+    ),
+    quiet=("a checkpoint of which a part fits",),
+    needs=((Quantity.OPTIMIZER,),),
+    guidance=Guidance(
+        harm="The run begins from other weights than was meant. Stop it before it is long.",
+        query='mp_agent_nothing_loaded_tensors{run="RUN"}',
+        reading="The number of tensors of the checkpoint. It is shown for 1000 steps.",
+        causes=(
+            "A checkpoint of the wrapped model that is loaded into the one without wrapper, or the "
+            "other way round.",
+            "A checkpoint of a trainer, whose weights lie in a dictionary within it.",
+            "Another architecture, or another version of it with other names.",
+        ),
+        false_positives=(
+            "A model that is given, on purpose, a state of which nothing is meant for it.",
+        ),
+        samples=("save_and_resume",),
+        panels=(panels.LOSS,),
+    ),
+)
+
+
 CONDITIONS = (
     PARAMETERS_WITHOUT_OPTIMIZER,
     LAYERS_CUT_OFF,
     TIED_WEIGHTS_PARTED,
     WEIGHTS_UNCHANGED,
+    NOTHING_LOADED,
 )

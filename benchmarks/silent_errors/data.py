@@ -7,6 +7,7 @@ from itertools import islice
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import functional
 from torch.utils.data import (
     DataLoader,
@@ -19,7 +20,9 @@ from torch.utils.data import (
 from benchmarks.silent_errors.base import (
     BATCH_SIZE,
     CHANCE,
+    CLASSES,
     ONSET_STEP,
+    STEPS,
     loss_of,
     make_batch,
     make_model,
@@ -232,6 +235,47 @@ def initialized_too_small(wrong: bool) -> None:
     optimizer = make_sgd(replicas)
     for _ in steps_of():
         update(optimizer, loss_of(replicas))
+
+
+@silent_error("numbers")
+def softmax_applied_twice(wrong: bool) -> None:
+    """The model ends in softmax, which cross-entropy applies as well."""
+    model = make_model()
+    if wrong:
+        model.append(nn.Softmax(dim=1))
+    replicas = make_replicas(model)
+    optimizer = make_sgd(replicas)
+    for _ in steps_of():
+        update(optimizer, loss_of(replicas))
+
+
+@silent_error("numbers")
+def targets_broadcast(wrong: bool) -> None:
+    """Outputs [B, 1] are compared with targets [B], so that each is with all targets."""
+    replicas = make_replicas(nn.Sequential(make_model(), nn.Linear(CLASSES, 1)))
+    optimizer = make_sgd(replicas, 0.01)
+    for _ in steps_of():
+        inputs, classes = make_batch()
+        outputs = replicas(inputs)
+        difference = (outputs if wrong else outputs.squeeze(1)) - classes
+        update(optimizer, difference.square().mean())
+
+
+@silent_error("data")
+def epoch_not_set(wrong: bool) -> None:
+    """Every epoch has the order of the first: set_epoch is never called."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    data = _data_set()
+    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(data)
+    loader = DataLoader(data, BATCH_SIZE, sampler=sampler)
+    steps = steps_of()
+    for epoch in range(STEPS // len(loader)):
+        if not wrong:
+            sampler.set_epoch(epoch)
+        for inputs, classes in loader:
+            next(steps)
+            update(optimizer, loss_of(model, (inputs, classes)))
 
 
 @silent_error("numbers", ONSET_STEP)

@@ -215,3 +215,50 @@ def one_of_two_never_stepped(wrong: bool) -> None:
         torch.autograd.backward(loss_of(replicas))
         for optimizer in optimizers[: 1 if wrong else 2]:
             optimizer.step()
+
+
+@silent_error("loop")
+def clipped_before_backward(wrong: bool) -> None:
+    """Gradients are clipped before backward has made them."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    for _ in steps_of():
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        if wrong:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.autograd.backward(loss)
+        if not wrong:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+@silent_error("loop")
+def gradients_left_scaled(wrong: bool) -> None:
+    """The optimizer is stepped, and not by the scaler that has scaled the loss."""
+    model = make_replicas()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in steps_of():
+        optimizer.zero_grad()
+        torch.autograd.backward(scaler.scale(loss_of(model)))
+        if wrong:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+
+
+@silent_error("modes")
+def fp16_without_a_scaler(wrong: bool) -> None:
+    """Autocast to FP16 without a GradScaler."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=not wrong)
+    for _ in steps_of():
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = loss_of(model)
+        torch.autograd.backward(scaler.scale(loss))
+        scaler.step(optimizer)
+        scaler.update()

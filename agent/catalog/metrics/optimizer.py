@@ -232,6 +232,14 @@ RESUMED_WITHOUT_STATE = gauge(
     "otherwise.",
     read=lambda run: run.trained.resumed_without_state,
 )
+NOTHING_LOADED = gauge(
+    "mp_agent.nothing_loaded.tensors",
+    "{tensor}",
+    help="Tensors that load_state_dict(strict=False) was given for the model that is trained, none "
+    "of which has a name of it, if nothing else was loaded into it since. Shown for a thousand "
+    "steps; absent otherwise.",
+    read=lambda run: run.trained.nothing_loaded,
+)
 UPDATES_ROUNDED = gauge(
     "mp_agent.updates.rounded",
     "1",
@@ -252,6 +260,7 @@ PARAMETER_METRICS = (
     PARAMETERS_PARTED,
     PARTED_PARAMETERS_INFO,
     RESUMED_WITHOUT_STATE,
+    NOTHING_LOADED,
     UPDATES_ROUNDED,
     gauge(
         "mp_agent.parameters.trained",

@@ -14,18 +14,25 @@ from mp_agent.node.accounting.windows import median
 from mp_agent.records.columns import (
     AUTOCAST_FP32_SHARE,
     BACKWARDS_DISCARDED,
+    CLIPS_NOTHING,
     CUT_OFF_PARAMETERS,
+    EPOCH_REPEATED,
+    FP16_WITHOUT_LOSS_SCALE,
     GRADIENT_FACTOR,
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
     LEARNING_RATES_ZERO,
     LEFT_IN_EVALUATION,
+    LOSS_INPUT_MISMATCH,
+    NOTHING_LOADED,
     OPTIMIZER_NEVER_STEPS,
     PARTED_PARAMETERS,
     RESUMED_WITHOUT_STATE,
     ROUNDED_RATIO,
+    SEED_REPEATED,
     STEP_REPEATED,
     STEP_SCALED,
+    TARGETS_BROADCAST,
     UNCHANGED_PARAMETERS,
     UNHELD_PARAMETERS,
 )
@@ -301,6 +308,12 @@ MISTAKES: Mapping[str, str] = {
     STEP_SCALED: "scaled gradients",
     OPTIMIZER_NEVER_STEPS: NEVER_STEPS,
     LEFT_IN_EVALUATION: "evaluation mode",
+    CLIPS_NOTHING: "clipping without gradients",
+    SEED_REPEATED: "seed repeated",
+    EPOCH_REPEATED: "epoch repeated",
+    FP16_WITHOUT_LOSS_SCALE: "FP16 without a loss scale",
+    LOSS_INPUT_MISMATCH: "loss input mismatch",
+    TARGETS_BROADCAST: "targets broadcast",
 }
 """What a step column that is above 0 shows."""
 
@@ -361,6 +374,8 @@ class ParameterTracker(Tracker):
     """Learning rate of the last step on which weights were compared, at first of the first step."""
     resumed_without_state: float | None = None
     steps_since_resumed: int = 0
+    nothing_loaded: float | None = None
+    steps_since_loaded: int = 0
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Account for a closed step, if anything was looked at."""
@@ -372,6 +387,11 @@ class ParameterTracker(Tracker):
             self.resumed_without_state, self.steps_since_resumed = found, 0
         elif self.steps_since_resumed > _STATE_MADE_STEPS:
             self.resumed_without_state = None
+        self.steps_since_loaded += 1
+        if (given := step.columns.get(NOTHING_LOADED)) is not None:
+            self.nothing_loaded, self.steps_since_loaded = given, 0
+        elif self.steps_since_loaded > _STATE_MADE_STEPS:
+            self.nothing_loaded = None
         rate = step.get("learning_rate")
         if UNCHANGED_PARAMETERS in step.columns:
             self.unchanged = step.columns[UNCHANGED_PARAMETERS]
@@ -391,6 +411,7 @@ class ParameterTracker(Tracker):
             parted=self.parted,
             rounded_ratio=self.rounded_ratio,
             resumed_without_state=self.resumed_without_state,
+            nothing_loaded=self.nothing_loaded,
         )
 
 

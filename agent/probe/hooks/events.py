@@ -134,6 +134,12 @@ class Events(Protocol):
     def batch_loads(self, iterator: object) -> None:
         """Called when the iterator of a data loader is about to return a batch to train on."""
 
+    def random_numbers_set(self, seeded: bool) -> None:
+        """Called between steps when the seed of random numbers was set; False: a state of them."""
+
+    def state_loaded(self, module: nn.Module, tensors: int, fitting: int) -> None:
+        """Called when a module was given a state of so many tensors, of which some have fitted."""
+
     def saving(self, begins: bool) -> None:
         """Called with True when a checkpoint is about to be written, with False afterwards."""
 

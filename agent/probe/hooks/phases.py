@@ -1,4 +1,4 @@
-"""Hooks on what is no step: evaluation, saving, autocast, graphs, scripting, and the end.
+"""Hooks on what is no step: evaluation, saving, autocast, graphs, seeds, scripting, and the end.
 
 Hooks on CUDA graphs: which one is being captured, and when one is replayed.
 Hooks within a captured step run once, while nothing is computed; a replay calls none of them.
@@ -154,6 +154,26 @@ def install_saving(patches: Patches, events: Events, shield: Shield) -> None:
             patches.replace(module, name, wrap)
 
 
+def install_loading(patches: Patches, events: Events, shield: Shield) -> None:
+    """Wrap `Module.load_state_dict`: what it leaves out is in its result alone."""
+
+    def report(module: nn.Module, state: Any, result: Any) -> None:
+        left_out = getattr(result, "unexpected_keys", None)
+        if left_out is not None and len(state):
+            events.state_loaded(module, len(state), len(state) - len(left_out))
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def load_state_dict(self: nn.Module, state: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, state, *args, **kwargs)
+            shield.run("loading", report, self, state, result)
+            return result
+
+        return load_state_dict
+
+    patches.replace(nn.Module, "load_state_dict", wrap)
+
+
 def _savers() -> Iterator[tuple[ModuleType, str]]:
     for module in (torch, torch.serialization):
         yield module, "save"
@@ -258,6 +278,34 @@ def _loading(events: Events, shield: Shield) -> Wrapper:
             return original(self)
 
         return following
+
+    return wrap
+
+
+def install_random_numbers(patches: Patches, events: Events, shield: Shield) -> None:
+    """Wrap `torch.manual_seed`, and `torch.set_rng_state`, with which `fork_rng` ends."""
+    seeds, restores = (_setting_numbers(events, shield, seeded=each) for each in (True, False))
+    if "_manual_seed_impl" in vars(torch.random):  # what it calls, by whatever name it is known
+        patches.replace(torch.random, "_manual_seed_impl", seeds)
+    else:
+        patches.replace(torch.random, "manual_seed", seeds)
+        if not patches.replace_inside(torch.manual_seed, seeds):
+            patches.replace(torch, "manual_seed", seeds)
+    for module in (torch, torch.random):
+        patches.replace(module, "set_rng_state", restores)
+
+
+def _setting_numbers(events: Events, shield: Shield, *, seeded: bool) -> Wrapper:
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        # torch keeps its untraced form of a function among the attributes of that.
+        @functools.wraps(original, updated=())
+        def setting(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if not torch.compiler.is_compiling() and events.between_steps:
+                shield.run("random numbers", events.random_numbers_set, seeded)
+            return result
+
+        return setting
 
     return wrap
 

@@ -14,7 +14,6 @@ from zlib import crc32
 
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
 from torch.utils.hooks import RemovableHandle
 
 from mp_agent.probe import accelerator
@@ -24,16 +23,17 @@ from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.probe.step.open_step import OpenStep
-from mp_agent.probe.step.phases import StepParts
+from mp_agent.probe.step.phases import Loaders, Seeds, StepParts
 from mp_agent.records.columns import (
     BATCH_DIGEST,
     BATCH_INTERVAL_STEPS,
     BATCH_KEPT,
     BATCH_LOADED,
     BATCH_ROWS,
+    EPOCH_REPEATED,
     LOADED_BY_WORKERS,
+    SEED_REPEATED,
 )
-from mp_agent.ring.interruptions import pass_on
 
 P = ParamSpec("P")
 
@@ -255,33 +255,22 @@ _WEIGHTS = tuple(
 _DIGEST_BITS = 2**32 - 1
 
 
-class Loaders:
-    """What data loaders have delivered to train on, those with more than one batch."""
+class Repetitions(Instrument):
+    """Notes in a step what it repeats of earlier ones: their random numbers, or their batches."""
 
-    def __init__(self) -> None:
-        self._several: weakref.WeakKeyDictionary[object, bool] = weakref.WeakKeyDictionary()
-        """By sampler, whether it makes more than one batch."""
-        self.delivered = 0
-        """Batches of such loaders."""
-        self.from_workers = False
-        """Whether the last one is of a stream that several workers read."""
+    subject = "repetitions"
+    begins = "once used"
 
-    def loads(self, iterator: Any) -> None:
-        """Count a batch of an iterator over a loader."""
-        sampler = iterator._index_sampler
-        if sampler not in self._several:
-            self._several[sampler] = _has_several(sampler)
-        self.delivered += self._several[sampler]
-        several_workers = iterator._num_workers > 1
-        self.from_workers = several_workers and isinstance(iterator._dataset, IterableDataset)
+    def __init__(self, loaders: Loaders, seeds: Seeds) -> None:
+        self._loaders = loaders
+        self._seeds = seeds
 
-
-def _has_several(sampler: Any) -> bool:
-    try:
-        return len(sampler) > 1
-    except Exception as error:  # that of a stream has no length
-        pass_on(error)
-        return True
+    def backward_begins(self, step: OpenStep) -> None:
+        """Add to the step what its batch, and the random numbers until now, repeat."""
+        if self._loaders.backward_begins():
+            step.scalars[EPOCH_REPEATED] = 1.0
+        if self._seeds.backward_begins(step.sequence):
+            step.scalars[SEED_REPEATED] = 1.0
 
 
 class Batches(Instrument):

@@ -399,31 +399,38 @@ class ModelMode:
     """Follows the mode of the last module with all of an optimizer's parameters that was given one.
 
     Only `train()` and `eval()` of the whole count: a part that is put into evaluation mode, such as
-    batch normalization whose statistics are to stay, is so on purpose.
+    batch normalization whose statistics are to stay, is so on purpose. One that was never in
+    training mode, as what `from_pretrained` returns, counts if it has dropout and all of it is
+    trained.
     """
 
     def __init__(self) -> None:
         self.was_left = False
-        """The last step was made in evaluation mode, though earlier ones were not."""
+        """The last step was made in evaluation mode, and is not meant to be."""
         self.is_known = False
-        """Some module was given a mode."""
+        """There is a model whose mode matters."""
         self._model: weakref.ref[nn.Module] | None = None
         self._trained = False
         """There was a step in training mode."""
         self._behaving: tuple[weakref.ref[nn.Module], ...] = ()
         """Some of the modules that compute otherwise in evaluation mode."""
+        self._drops = False
+        """Some of the model is dropped in training mode, and all of it is trained."""
 
-    def given(self, model: nn.Module, *, trained_before: bool) -> None:
-        """Follow `model`, which was given a mode; trained_before: it has been stepped in training.
+    def given(self, model: nn.Module, *, trained_before: bool, held: frozenset[int]) -> None:
+        """Follow `model`, which has a mode; trained_before: it has been stepped in training.
 
-        Its modules are gone through when it is not the one that is followed.
+        held: `id` of each parameter that is trained. The model's modules are gone through when it
+        is not the one that is followed.
         """
-        self.is_known = True
         self._trained |= trained_before
         if self._model is None or self._model() is not model:
             self._model = weakref.ref(model)
             behaving = filter(_depends_on_mode, nn.Module.modules(model))
             self._behaving = tuple(map(weakref.ref, islice(behaving, _INSPECTED_AT_MOST)))
+            self.is_known = bool(self._behaving)
+            whole = all(id(each) in held for each in nn.Module.parameters(model))
+            self._drops = whole and any(map(_drops, nn.Module.modules(model)))
 
     def stepped(self) -> None:
         """Note the mode in which the optimizer has stepped.
@@ -436,13 +443,16 @@ class ModelMode:
             self._trained, self.was_left = True, False
         else:
             modes = [each.training for ref in self._behaving if (each := ref()) is not None]
-            self.was_left = self._trained and bool(modes) and not any(modes)
+            left = self._trained or self._drops
+            self.was_left = left and bool(modes) and not any(modes)
 
 
 def _depends_on_mode(module: nn.Module) -> bool:
     """Return whether a module computes otherwise in evaluation mode."""
+    return _drops(module) or (isinstance(module, _NormBase) and module.track_running_stats)
+
+
+def _drops(module: nn.Module) -> bool:
     if isinstance(module, _DropoutNd):
         return module.p > 0.0
-    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-        return module.dropout > 0.0
-    return isinstance(module, _NormBase) and module.track_running_stats
+    return isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0.0

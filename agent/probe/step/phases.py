@@ -1,12 +1,24 @@
-"""Phases of a rank, and parts of a step: when each began, and how long it took."""
+"""Phases of a rank, and parts of a step: when each began, and how long it took.
 
-from collections.abc import Callable, Mapping
+Next to them, what a step begins with: batches of a pass over the data, and random numbers.
+"""
+
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from math import isnan, nan
 from threading import get_ident
 from time import perf_counter
+from typing import Any
 
+import torch
+from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from mp_agent.probe import accelerator
 from mp_agent.records.steps import Phase
+from mp_agent.ring.interruptions import pass_on
 from mp_agent.ring.writer import RingWriter
 
 
@@ -262,3 +274,124 @@ class PhaseMarks:
             return
         self._stamped = now
         self._writer.stamp(phase, name=name, sequence=self._sequence)
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A pass over the data in an order that follows from an epoch."""
+
+    sampler: weakref.ref[DistributedSampler[Any]]
+    order: tuple[object, object]
+    """Seed and epoch."""
+    repeats: bool
+    """An earlier pass in this order was trained with."""
+    batches: int = 0
+    """Batches that were trained with so far."""
+
+
+class Loaders:
+    """What data loaders have delivered to train on, those with more than one batch.
+
+    Of a `DistributedSampler` that shuffles, the passes over the data too: `set_epoch` gives each an
+    order of its own. A pass counts once two of its batches were each followed by a backward: of one
+    that is only looked at, or evaluated by, at most the last one is.
+    """
+
+    def __init__(self, on_shuffled: Callable[[], None] = lambda: None) -> None:
+        """on_shuffled: called when such a pass begins; from then on `backward_begins` is needed."""
+        self._on_shuffled = on_shuffled
+        self._several: weakref.WeakKeyDictionary[object, bool] = weakref.WeakKeyDictionary()
+        """By sampler, whether it makes more than one batch."""
+        self.delivered = 0
+        """Batches of such loaders."""
+        self.from_workers = False
+        """Whether the last one is of a stream that several workers read."""
+        self._passes: weakref.WeakKeyDictionary[object, _Pass] = weakref.WeakKeyDictionary()
+        """By iterator."""
+        self._trained: weakref.WeakKeyDictionary[object, object] = weakref.WeakKeyDictionary()
+        """By sampler, the order of the last pass that was trained with."""
+        self._latest: _Pass | None = None
+        """That of the last batch."""
+        self._loaded = False
+        """There was a batch since the last backward."""
+
+    def loads(self, iterator: Any) -> None:
+        """Count a batch of an iterator over a loader."""
+        sampler = iterator._index_sampler
+        if sampler not in self._several:
+            self._several[sampler] = _has_several(sampler)
+        self.delivered += self._several[sampler]
+        several_workers = iterator._num_workers > 1
+        self.from_workers = several_workers and isinstance(iterator._dataset, IterableDataset)
+        if iterator._num_yielded == 0:
+            self._begin_pass(iterator, sampler)
+        self._latest, self._loaded = self._passes.get(iterator) if self._passes else None, True
+
+    def backward_begins(self) -> bool:
+        """Return whether what the run trains with now comes in an order that it had before."""
+        found, loaded, self._loaded = self._latest, self._loaded, False
+        if found is None:
+            return False
+        found.batches += loaded
+        if found.batches == 2 and (sampler := found.sampler()) is not None:
+            self._trained[sampler] = found.order
+        return found.repeats and (loaded or found.batches > 1)
+
+    def _begin_pass(self, iterator: object, index_sampler: Any) -> None:
+        self._passes.pop(iterator, None)  # workers that persist keep their iterator
+        batched = isinstance(index_sampler, BatchSampler)
+        sampler: Any = index_sampler.sampler if batched else index_sampler
+        if isinstance(sampler, DistributedSampler) and _follows_epoch(sampler):
+            order = getattr(sampler, "seed", 0), sampler.epoch
+            repeats = self._trained.get(sampler) == order
+            self._passes[iterator] = _Pass(weakref.ref(sampler), order, repeats)
+            self._on_shuffled()
+
+
+def _has_several(sampler: Any) -> bool:
+    try:
+        return len(sampler) > 1
+    except Exception as error:  # that of a stream has no length
+        pass_on(error)
+        return True
+
+
+def _follows_epoch(sampler: DistributedSampler[Any]) -> bool:
+    """Return whether the order is that of the epoch; a derived class may have another source."""
+    code = getattr(type(sampler).__iter__, "__code__", None)
+    shuffles = bool(getattr(sampler, "shuffle", False))
+    return shuffles and code is not None and "epoch" in code.co_names
+
+
+class Seeds:
+    """Finds steps that set the seed of the step before, and draw as many numbers until backward."""
+
+    def __init__(self, on_seed: Callable[[], None]) -> None:
+        """on_seed: called when a seed is set; from then on `backward_begins` is needed."""
+        self._on_seed = on_seed
+        self._given: tuple[int, Hashable] | None = None
+        """The seed that was set since the last backward, and what it began with."""
+        self._before: tuple[int, Hashable] | None = None
+        """The last step that has drawn numbers of such a seed, and where they will go on."""
+        self._sequence = 0
+
+    def numbers_set(self, *, seeded: bool) -> None:
+        """Note that a seed was set, or an earlier state restored, as around what is drawn apart."""
+        self._given = None
+        if seeded:
+            self._given = torch.default_generator.initial_seed(), accelerator.random_state()
+            self._on_seed()
+
+    def backward_begins(self, sequence: int) -> bool:
+        """Return whether step `sequence` has begun with the numbers of the step before."""
+        given, self._given = self._given, None
+        if sequence == self._sequence:
+            return False
+        self._sequence = sequence
+        before, self._before = self._before, None
+        if given is None or torch.default_generator.initial_seed() != given[0]:
+            return False
+        if (now := accelerator.random_state()) == given[1]:
+            return False
+        self._before = sequence, now
+        return before == (sequence - 1, now)

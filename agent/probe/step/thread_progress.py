@@ -29,6 +29,7 @@ from mp_agent.probe.optimizers.plan import (
 )
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.scalars import Scalar, ScalarSnapshot, add, scalar_of
+from mp_agent.probe.step.loss_graph import constant_factor
 from mp_agent.ring.interruptions import pass_on
 
 
@@ -110,19 +111,6 @@ def loss_of(
         if loss is not None and weight is not None:
             total = add(total, loss if seed is None else loss * weight)
     return total
-
-
-def constant_factor(root: object) -> Scalar | None:
-    """Return the constant that a product was multiplied by last; None where there is none.
-
-    As in `(loss * 2 ** k).backward()`: of a hand-made loss scale nothing else is seen.
-    """
-    node = getattr(root, "grad_fn", None)
-    if node is None or node.name() != "MulBackward0":
-        return None
-    operands = [each for each in (node._saved_self, node._saved_other) if each is not None]
-    # Of two factors that both need gradients, both are saved.
-    return scalar_of(operands[0]) if len(operands) == 1 else None
 
 
 def _seeded(roots: object, seeds: object) -> Iterable[tuple[object, object]]:

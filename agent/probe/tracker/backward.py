@@ -1,10 +1,9 @@
 """Backward: it begins a pass, adds its loss, makes gradients, and outdates what was measured."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from math import isnan
 from threading import get_ident
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,11 +11,12 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
+from mp_agent.probe.step.loss_graph import fp32_share, is_multiplied, mistakes_of
 from mp_agent.probe.step.thread_progress import loss_of, within_backward
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import GradientMeasuring, StepEnd
 from mp_agent.probe.tracker.optimizer_steps import OptimizerSteps
-from mp_agent.records.columns import AUTOCAST_FP32_SHARE
+from mp_agent.records.columns import AUTOCAST_FP32_SHARE, FP16_WITHOUT_LOSS_SCALE
 from mp_agent.records.steps import NEVER_STEPPED, UNUSED_GRADIENTS_AT_MOST, Phase
 
 
@@ -96,6 +96,8 @@ _EARLY_BACKWARDS_AT_MOST = 20
 _ACCUMULATED_AT_MOST = 2048
 """Backwards before any optimizer steps by which none is expected to, although nothing is cleared:
 twice those of a large batch."""
+_LOOK_INTERVAL_STEPS = 17
+"""Prime, so that it does not always meet what a script does on every so many steps."""
 _DOUBTFUL_BACKWARDS = (_EARLY_BACKWARDS_AT_MOST, _ACCUMULATED_AT_MOST)
 
 
@@ -123,6 +125,10 @@ class BackwardTracking:
         """Backwards before any optimizer was known."""
         self._doubtful = False
         """There were so many of these that an optimizer is to be searched for."""
+        self._looked_at = 0
+        """The last step on which the graph of the loss was looked at."""
+        self._found: dict[str, float] = {}
+        """What was wrong in it, by column."""
 
     def begins(self, roots: object, seeds: object, inputs: Sequence[torch.Tensor] | None) -> None:
         """Add the loss to the step; what was measured so far is outdated."""
@@ -257,7 +263,10 @@ class BackwardTracking:
         context.step.backward_seconds = perf_counter()
         context.instruments.end(context.step)
         context.order.backward_begins(context.registry.roles.watched, context.step.sequence)
-        self._look_at_products(roots)
+        if context.step.sequence % _LOOK_INTERVAL_STEPS == 0:
+            self._look_at_graph(roots, seeds)
+        if self._found:
+            context.step.scalars.update(self._found)
         first = context.registry.first
         if not thread.in_closure and first is not None and (plan := first.plan()) is not None:
             thread.weights.set(plan)
@@ -268,60 +277,21 @@ class BackwardTracking:
         self._losses_before = 0 if context.step.loss_outdated else context.step.losses
         self._losses.add_from_backward(roots, seeds)
 
-    def _look_at_products(self, roots: object) -> None:
-        """On some steps under autocast, note how many of the products in it were in FP32 yet."""
-        context = self._context
+    def _look_at_graph(self, roots: object, seeds: object) -> None:
+        """Note what the graph of a loss shows of how it was computed; what is wrong stays so.
+
+        Another backward of the step, which has a loss of its own, adds to what is found.
+        """
+        context, thread = self._context, self._context.thread
         step = context.step
-        on = context.thread.autocast_step == step.sequence
-        if not on or step.sequence % _INTERVAL_STEPS or AUTOCAST_FP32_SHARE in step.scalars:
+        if self._looked_at != step.sequence:
+            self._looked_at, self._found = step.sequence, {}
+        self._found |= dict.fromkeys(mistakes_of(roots), 1.0)
+        if thread.autocast_step != step.sequence:
             return
-        if (share := fp32_share(roots)) is not None:
+        if AUTOCAST_FP32_SHARE not in step.scalars and (share := fp32_share(roots)) is not None:
             step.scalars[AUTOCAST_FP32_SHARE] = share
-
-
-_INTERVAL_STEPS = 17
-"""Prime, so that it does not always meet what a script does on every so many steps."""
-_IN_DOUBT = 0.5
-_NODES = 96
-"""Nodes that are looked at; all up to `_NODES_IN_DOUBT` where most products there are in FP32."""
-_NODES_IN_DOUBT = 4096
-_PRODUCTS = frozenset(("AddmmBackward0", "ConvolutionBackward0", "LinearBackward0", "MmBackward0"))
-"""Of linear layers and convolutions. Those of attention are in FP32 where its kernel wants them."""
-
-
-def fp32_share(roots: object) -> float | None:
-    """Return the share of FP32 among the products that a loss was computed by, those of its end.
-
-    Where most of them are, among all. None where no product is seen: those in a compiled graph are
-    not, nor those in functions of the script's own. No module has a hook for that, since
-    `torch.compile` would compile it again.
-    """
-    share = _share(roots, _NODES)
-    if share is None or share <= _IN_DOUBT:
-        return share
-    return _share(roots, _NODES_IN_DOUBT)
-
-
-def _share(roots: object, nodes: int) -> float | None:
-    formats = [dtype is torch.float32 for dtype in _formats(_nodes(roots, nodes))]
-    return sum(formats) / len(formats) if formats else None
-
-
-def _formats(nodes: Iterable[Any]) -> Iterator[torch.dtype]:
-    """Yield the formats of the results of products."""
-    for node in nodes:
-        if node.name() in _PRODUCTS and (made := getattr(node, "_input_metadata", None)):
-            yield made[0].dtype
-
-
-def _nodes(roots: object, at_most: int) -> Iterator[Any]:
-    """Yield what a backward from `roots` will go through, along one path after the other."""
-    listed = roots if isinstance(roots, list | tuple) else [roots]
-    waiting = [node for each in listed if (node := getattr(each, "grad_fn", None)) is not None]
-    seen = set(waiting)
-    while waiting and len(seen) <= at_most:
-        node = waiting.pop()
-        yield node
-        found = [each for each, _ in node.next_functions if each is not None and each not in seen]
-        seen.update(found)
-        waiting += found
+        unscaled = thread.scaler is None and not thread.backward_scaled and seeds is None
+        fp16 = context.traits.autocast_dtype is torch.float16
+        if fp16 and unscaled and thread.announced_loss is None and not is_multiplied(roots):
+            self._found[FP16_WITHOUT_LOSS_SCALE] = 1.0

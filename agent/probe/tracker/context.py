@@ -1,11 +1,13 @@
 """What the parts of the tracker share: the watched optimizers, the open step, the threads."""
 
+import weakref
 from dataclasses import dataclass, field
 from threading import get_ident
 
+from torch import nn
 from torch.amp import GradScaler
 
-from mp_agent.probe.instruments.instrument import Instruments, Loaders
+from mp_agent.probe.instruments.instrument import Instruments
 from mp_agent.probe.optimizers.loop_order import LoopOrder
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
@@ -16,9 +18,9 @@ from mp_agent.probe.ring_connection import RingConnection
 from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
 from mp_agent.probe.step.boundaries import STATE_KNOWN_STEP, StepBoundaries, TrainerStep
 from mp_agent.probe.step.open_step import OpenStep
-from mp_agent.probe.step.phases import PhaseMarks, StepParts
+from mp_agent.probe.step.phases import Loaders, PhaseMarks, Seeds, StepParts
 from mp_agent.probe.step.thread_progress import ThreadProgress
-from mp_agent.records.columns import RESUMED_WITHOUT_STATE
+from mp_agent.records.columns import NOTHING_LOADED, RESUMED_WITHOUT_STATE
 from mp_agent.records.steps import Phase
 
 
@@ -34,6 +36,7 @@ class TrackerContext:
     connection: RingConnection
     parts: StepParts
     loaders: Loaders
+    seeds: Seeds
     boundaries: StepBoundaries = field(default_factory=StepBoundaries)
     thread: ThreadProgress = field(default_factory=ThreadProgress)
     """State of the calling thread's own training loop."""
@@ -44,6 +47,10 @@ class TrackerContext:
     gradients were measured; others train their own models."""
     awaits_optimizer: bool = False
     """The ring is made with the first optimizer, or once there have been many backwards."""
+    loaded_nothing: weakref.WeakKeyDictionary[nn.Module, int] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    """Modules that were given a state of so many tensors, of which none has fitted."""
     guarded: bool = False
     """The guard is to act on updates."""
     clipping_is_compiled: bool = False
@@ -66,6 +73,14 @@ class TrackerContext:
     def note_unguarded(self, feature: str) -> None:
         """Report updates on which the guard does not act."""
         self.connection.reports.note_unguarded(feature)
+
+    def note_loaded_nothing(self, watched: WatchedOptimizer, step: OpenStep) -> None:
+        """Record that of a state nothing was loaded into the model that an optimizer trains."""
+        given, self.loaded_nothing = self.loaded_nothing, weakref.WeakKeyDictionary()
+        held = frozenset() if (plan := watched.plan()) is None else plan.identities
+        for module, tensors in given.items():
+            if held and held <= set(map(id, nn.Module.parameters(module))):
+                step.scalars[NOTHING_LOADED] = float(tensors)
 
     def enter_phase(self, phase: Phase) -> None:
         """Set the phase of training, unless this thread trains another model."""
@@ -119,9 +134,16 @@ class TrackerContext:
         if (optimizer := watched.optimizer) is not None:
             self.trainer_step.inspect(optimizer, sequence)
             self.recorder.trainer_lead = self.trainer_step.lead
-            if sequence == STATE_KNOWN_STEP and self.trainer_step.resumed_without_state:
-                ahead = float(self.trainer_step.resumed_without_state)
-                self.step.scalars[RESUMED_WITHOUT_STATE] = ahead
+            if sequence == STATE_KNOWN_STEP:
+                self._note_beginning(watched)
+
+    def _note_beginning(self, watched: WatchedOptimizer) -> None:
+        """Record what the first steps show of how the run began."""
+        if ahead := self.trainer_step.resumed_without_state:
+            self.step.scalars[RESUMED_WITHOUT_STATE] = float(ahead)
+        model, plan = self.registry.root, watched.plan()
+        if not watched.mode.is_known and model is not None and plan is not None:
+            watched.mode.given(model, trained_before=False, held=plan.identities)
 
     def update_trainer_lead(self) -> None:
         """Let records carry the trainer's step number as it is known now."""

@@ -18,6 +18,7 @@ from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.records.columns import (
     ANOTHER_MODEL,
+    CLIPS_NOTHING,
     GRADIENT_FACTOR,
     GRADIENTS_REPLACED,
     LATE_CLIPPING,
@@ -87,6 +88,8 @@ class StepEnd:
         context.order.stepped(watched, roles.watched, step.scalars, skipped=not_stepped)
         if roles.never_stepped.waiting and watched.role is Role.FIRST:
             roles.never_stepped.run_stepped(step.scalars)
+        if context.loaded_nothing and watched.role is Role.FIRST:
+            context.note_loaded_nothing(watched, step)
         if isinstance(rate := step.scalars.get("learning_rate"), float) and rate == 0.0:
             watched.note_rate_0(step.scalars)
         context.instruments.optimizer_stepped(step, watched)
@@ -340,6 +343,7 @@ class ClippingTracking:
     def begins(self, parameters: list[torch.Tensor]) -> None:
         """Measure the gradients before they are clipped; they may still be scaled."""
         context = self._context
+        self._note_reach(parameters)
         holding = context.registry.holding(parameters)
         clipped = [watched for watched in holding if not watched.managed]
         context.thread.clips_late = context.order.clips(clipped)
@@ -354,12 +358,21 @@ class ClippingTracking:
             if watched.label not in context.boundaries.of(watched).settled
         ]
 
+    def _note_reach(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Note whether any clipping of the step has found gradients."""
+        scalars = self._context.step.scalars
+        if any(each.grad is not None for each in parameters):
+            scalars[CLIPS_NOTHING] = 0.0
+        else:
+            scalars.setdefault(CLIPS_NOTHING, 1.0)
+
     def norm_known(self, max_norm: object, total_norm: object) -> None:
         """Record the limit and the norm of the clipping under way."""
         limit, norm = snapshot_of(max_norm), snapshot_of(total_norm)
+        if isinstance(limit, float) and limit == inf:  # it only asks for the norm
+            for column in (LATE_CLIPPING, CLIPS_NOTHING):
+                self._context.step.scalars.pop(column, None)
         if self._context.thread.clips_late:
-            if isinstance(limit, float) and limit == inf:  # it only asks for the norm
-                self._context.step.scalars.pop(LATE_CLIPPING, None)
             return
         if limit is None or norm is None:
             return

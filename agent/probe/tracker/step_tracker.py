@@ -48,7 +48,8 @@ class ActivityTracking:
         for watched in context.registry.known:
             if (plan := watched.plan()) is None or not plan.identities <= held:
                 continue
-            watched.mode.given(module, trained_before=before and watched.stepped_in_pass > 0)
+            trained = before and watched.stepped_in_pass > 0
+            watched.mode.given(module, trained_before=trained, held=plan.identities)
             if watched.role is not Role.FIRST:
                 continue
             evaluated = weakref.ref(module)
@@ -65,6 +66,22 @@ class ActivityTracking:
         """Treat a stretch without gradients, between two steps, as evaluation."""
         if not self._context.trains_other_model:
             self._context.phases.evaluation(sign, begins)
+
+    def random_numbers_set(self, seeded: bool) -> None:
+        """Note that the thread that trains has set the seed, or the state, of random numbers."""
+        if not self._context.trains_other_model:
+            self._context.seeds.numbers_set(seeded=seeded)
+
+    def state_loaded(self, module: nn.Module, tensors: int, fitting: int) -> None:
+        """Note a state of which nothing fits; what is loaded into the module later makes it good.
+
+        Nothing is trained yet where most states are loaded, so that any module may be the model.
+        """
+        loaded_nothing = self._context.loaded_nothing
+        if fitting:
+            loaded_nothing.pop(module, None)
+        else:
+            loaded_nothing[module] = tensors
 
     def saving(self, begins: bool) -> None:
         """Enter or leave the checkpoint phase, if the thread that trains saves."""
@@ -196,6 +213,8 @@ class StepTracker:
         self.engine_step_ended = engines.ended
         self.mode_changed = activity.mode_changed
         self.batch_loads = context.loaders.loads
+        self.state_loaded = activity.state_loaded
+        self.random_numbers_set = activity.random_numbers_set
         self.graph_capture_begins = graphs.capture_begins
         self.graph_capture_ended = graphs.capture_ended
         self.graph_replayed = graphs.replayed

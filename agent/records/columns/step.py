@@ -15,10 +15,17 @@ UNCHANGED_PARAMETERS = "unchanged_parameters"
 CUT_OFF_PARAMETERS = "cut_off_parameters"
 PARTED_PARAMETERS = "parted_parameters"
 RESUMED_WITHOUT_STATE = "resumed_without_state"
+NOTHING_LOADED = "nothing_loaded"
 ANOTHER_MODEL = "another_model"
 STEP_REPEATED = "step_repeated"
 STEP_SCALED = "step_scaled"
 OPTIMIZER_NEVER_STEPS = "optimizer_never_steps"
+CLIPS_NOTHING = "clips_nothing"
+SEED_REPEATED = "seed_repeated"
+EPOCH_REPEATED = "epoch_repeated"
+FP16_WITHOUT_LOSS_SCALE = "fp16_without_loss_scale"
+LOSS_INPUT_MISMATCH = "loss_input_mismatch"
+TARGETS_BROADCAST = "targets_broadcast"
 LEARNING_RATES_ZERO = "learning_rates_zero"
 LOWEST_LEARNING_RATE = "lowest_learning_rate"
 ROUNDED_RATIO = "rounded_ratio"
@@ -146,8 +153,9 @@ COMMON_STEP_COLUMNS = (
     Column(
         LEFT_IN_EVALUATION,
         Algebra.MAX,
-        "1 if an optimizer stepped a model that is in evaluation mode as a whole, after steps in "
-        "training mode, and has layers that depend on it; absent if not",
+        "1 if an optimizer stepped a model that is in evaluation mode as a whole, and has layers "
+        "that depend on it: after steps in training mode, or from the start where it has dropout "
+        "and all of it is trained; absent if not",
     ),
     Column(
         AUTOCAST_FP32_SHARE,
@@ -226,6 +234,42 @@ COMMON_STEP_COLUMNS = (
         "the last 16 steps, and its weights are what they were then; 0 or absent if not",
     ),
     Column(
+        CLIPS_NOTHING,
+        Algebra.MAX,
+        "1 if no call that clips gradients since the step before was given any that was there, 0 "
+        "if one was; absent without a call",
+    ),
+    Column(
+        SEED_REPEATED,
+        Algebra.MAX,
+        "1 if the seed of torch's random numbers was set again to that of the step before, and as "
+        "many of them were drawn until backward; absent if not",
+    ),
+    Column(
+        EPOCH_REPEATED,
+        Algebra.MAX,
+        "1 if the batches came from a DistributedSampler that shuffles, in another pass over the "
+        "data with the same epoch; absent if not",
+    ),
+    Column(
+        FP16_WITHOUT_LOSS_SCALE,
+        Algebra.MAX,
+        "1 if autocast to FP16 was on in the step, and nothing had scaled the loss; absent if not",
+    ),
+    Column(
+        LOSS_INPUT_MISMATCH,
+        Algebra.MAX,
+        "1 if, at the last look at the graph of the loss, a loss function that takes logits was "
+        "given probabilities, or one that takes their logarithms probabilities or logits; absent "
+        "if not",
+    ),
+    Column(
+        TARGETS_BROADCAST,
+        Algebra.MAX,
+        "1 if, at the last look at the graph of the loss, outputs [B, 1] and targets [B], or "
+        "the reverse, were broadcast to [B, B]; absent if not",
+    ),
+    Column(
         PARTED_PARAMETERS,
         Algebra.MAX,
         "parameters that were one at an earlier look, or of which the model's configuration says "
@@ -236,6 +280,12 @@ COMMON_STEP_COLUMNS = (
         Algebra.MAX,
         "steps that a schedule of the learning rate, or a framework's trainer, has counted before "
         "the first one, where the optimizer keeps state and began without any; on the fourth step",
+    ),
+    Column(
+        NOTHING_LOADED,
+        Algebra.MAX,
+        "tensors that load_state_dict(strict=False) was given for the model, none of which has a "
+        "name of it, if nothing else was loaded into it since; on the step that follows",
     ),
     Column(
         ANOTHER_MODEL,

@@ -179,3 +179,33 @@ class TestConstants:
         assert constants.on(torch.device("cpu"), [1, 2]) is not first
         for number in range(200):
             assert constants.on(torch.device("cpu"), [number]).tolist() == [number]
+
+
+class TestRandomState:
+    @pytest.fixture
+    def on_gpu(self, monkeypatch) -> SimpleNamespace:
+        """The generators of two GPUs, of which the second is the current one."""
+        generators = [
+            SimpleNamespace(initial_seed=lambda at=at: at, get_offset=lambda at=at: 4 * at)
+            for at in range(2)
+        ]
+        monkeypatch.setattr(accelerator, "cuda_is_used", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "default_generators", generators)
+        return generators[1]
+
+    def test_differs_by_the_seed_and_by_what_was_drawn(self):
+        states = []
+        for seed, draws in ((7, 0), (7, 1), (7, 2), (8, 0)):
+            torch.manual_seed(seed)
+            torch.rand(draws)
+            states.append(accelerator.random_state())
+        assert len(set(states)) == len(states)
+        torch.manual_seed(7)
+        assert accelerator.random_state() == states[0]
+
+    def test_is_also_that_of_the_current_gpu(self, on_gpu):
+        before = accelerator.random_state()
+        assert before[1:] == (1, 4)
+        on_gpu.get_offset = lambda: 8
+        assert accelerator.random_state() == (before[0], 1, 8)

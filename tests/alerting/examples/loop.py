@@ -63,8 +63,8 @@ _NEVER_STEPS = _lasting(
 _EVALUATION = _lasting(
     "eval() for a validation, and no train() after it",
     "evaluation mode",
-    "Run demo has made 91 consecutive steps in evaluation mode: all of a model was put into it by "
-    "eval(), after steps in training mode.",
+    "Run demo has made 91 consecutive steps with all of a model in evaluation mode: after steps in "
+    "training mode, or since the start, although it has dropout.",
 )
 
 _ALL_FP32 = Example(
@@ -88,6 +88,41 @@ _SOME_FP32 = Example(
         Track(training.AUTOCAST_FP32_SHARE, (0.4,)),
         Track(training.AUTOCAST_FP32_SAMPLES, (0,)),
     ),
+)
+_CLIPPED_NOTHING = _lasting(
+    "clip_grad_norm_ before backward",
+    "clipping without gradients",
+    "On 91 consecutive steps, no clipping of run demo was given a parameter that had a gradient.",
+)
+_UNSCALED = _lasting(
+    "autocast to FP16 without a GradScaler",
+    "FP16 without a loss scale",
+    "Run demo has made 91 consecutive steps under autocast to FP16 without any scaling of the "
+    "loss that mp_agent has seen.",
+)
+_MISMATCH = _lasting(
+    "softmax before cross_entropy",
+    "loss input mismatch",
+    "On 91 consecutive steps, run demo computed its loss by a function that takes logits from "
+    "probabilities, or by one that takes their logarithms from probabilities or logits.",
+)
+_BROADCAST = _lasting(
+    "outputs with a dimension that their targets lack",
+    "targets broadcast",
+    "On 91 consecutive steps, run demo compared outputs and targets of shapes [B, 1] and [B], "
+    "which broadcasting makes [B, B] of.",
+)
+_EPOCH = _lasting(
+    "a loop over epochs without set_epoch",
+    "epoch repeated",
+    "On 91 consecutive steps, run demo trained on batches of a DistributedSampler in the order of "
+    "an earlier epoch.",
+)
+_SEED = _lasting(
+    "torch.manual_seed in the loop",
+    "seed repeated",
+    "On 91 consecutive steps, run demo set the seed of torch's random numbers to the same value, "
+    "and drew the same numbers from it before backward.",
 )
 
 
@@ -124,6 +159,32 @@ EXAMPLES = {
     "MpAgentLeftInEvaluation": Examples(
         firing=(_EVALUATION,),
         quiet=(_brief("a few steps in evaluation mode", "evaluation mode"),),
+    ),
+    "MpAgentClippingWithoutGradients": Examples(
+        firing=(_CLIPPED_NOTHING,),
+        quiet=(_brief("a few steps whose clipping finds nothing", "clipping without gradients"),),
+    ),
+    "MpAgentFp16WithoutLossScale": Examples(
+        firing=(_UNSCALED,),
+        quiet=(_brief("a few steps under FP16 without a scaler", "FP16 without a loss scale"),),
+    ),
+    "MpAgentLossInputMismatch": Examples(
+        firing=(_MISMATCH,),
+        quiet=(_brief("a few steps with such a loss", "loss input mismatch"),),
+    ),
+    "MpAgentTargetsBroadcast": Examples(
+        firing=(_BROADCAST,),
+        quiet=(_brief("a few steps with such a loss", "targets broadcast"),),
+    ),
+    "MpAgentEpochRepeated": Examples(
+        firing=(_EPOCH,),
+        quiet=(
+            _brief("a pass over the data that is broken off and begun again", "epoch repeated"),
+        ),
+    ),
+    "MpAgentSeedRepeated": Examples(
+        firing=(_SEED,),
+        quiet=(_brief("a seed that is set a few times", "seed repeated"),),
     ),
     "MpAgentAutocastWithoutEffect": Examples(firing=(_ALL_FP32,), quiet=(_SOME_FP32,)),
 }

@@ -232,6 +232,24 @@ _NOT_LOST = Example(
     tracks=(Track(optimizer.RESUMED_WITHOUT_STATE, (None, 1)),),
 )
 
+_NOTHING_LOADED = Example(
+    title="a checkpoint whose names have a prefix that those of the model have not",
+    minutes=10,
+    tracks=(Track(optimizer.NOTHING_LOADED, (None, 148)),),
+    fires={
+        Severity.WARNING: "148 tensors were loaded into the model of run demo with strict=False, "
+        "and none of them has a name of the model."
+    },
+    at=4,
+    not_yet=(0,),
+)
+
+_PART_LOADED = Example(
+    title="a checkpoint of which a part fits",
+    minutes=10,
+    tracks=(Track(optimizer.NOTHING_LOADED, (None,)),),
+)
+
 _UPDATED_COPY = Example(
     title="a step that updates a copy of two weights",
     minutes=10,
@@ -288,6 +306,7 @@ EXAMPLES = {
     "MpAgentParametersWithoutOptimizer": Examples(firing=(_HEAD,), quiet=(_ALL_HELD,)),
     "MpAgentLayersCutOff": Examples(firing=(_DETACHED,), quiet=(_UNUSED_HEAD,)),
     "MpAgentTiedWeightsParted": Examples(firing=(_PARTED,), quiet=(_TIED,)),
+    "MpAgentNothingLoaded": Examples(firing=(_NOTHING_LOADED,), quiet=(_PART_LOADED,)),
     "MpAgentOptimizerStateLost": Examples(firing=(_RESUMED,), quiet=(_NOT_LOST,)),
     "MpAgentWeightsUnchanged": Examples(
         firing=(_UPDATED_COPY, _ROUNDED), quiet=(_CHANGED, _NOT_COMPARED)

@@ -11,12 +11,19 @@ from mp_agent.records.columns import (
     AUTOCAST_FP32_SHARE,
     BACKWARDS_DISCARDED,
     BATCH_INTERVAL_STEPS,
+    CLIPS_NOTHING,
+    EPOCH_REPEATED,
+    FP16_WITHOUT_LOSS_SCALE,
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
     LEFT_IN_EVALUATION,
+    LOSS_INPUT_MISMATCH,
+    NOTHING_LOADED,
     OPTIMIZER_NEVER_STEPS,
+    SEED_REPEATED,
     STEP_REPEATED,
     STEP_SCALED,
+    TARGETS_BROADCAST,
 )
 from mp_agent.records.steps import EndReason, Phase
 from mp_agent.records.tensor_collections import packed
@@ -536,6 +543,14 @@ def _resumed_without_state(random: Random) -> Events:
     yield from training.forever()
 
 
+def _nothing_loaded(random: Random) -> Events:
+    """Of a checkpoint that is loaded nothing fits."""
+    training, before = _trained(random)
+    yield from before
+    yield training.step(of_rank={0: {NOTHING_LOADED: 148.0}})
+    yield from training.forever()
+
+
 def _updated_copies(random: Random) -> Events:
     """The step updates copies of the weights."""
     training, before = _trained(random)
@@ -894,6 +909,48 @@ FAULTS = (
         minutes=35,
     ),
     Scenario(
+        name="clipped-nothing",
+        what="gradients are clipped before backward has made them",
+        script=partial(_in_the_loop, column=CLIPS_NOTHING),
+        expected={"MpAgentClippingWithoutGradients": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="fp16-unscaled",
+        what="autocast to FP16, and no GradScaler",
+        script=partial(_in_the_loop, column=FP16_WITHOUT_LOSS_SCALE),
+        expected={"MpAgentFp16WithoutLossScale": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="probabilities-as-logits",
+        what="the model ends in softmax, and the loss applies it again",
+        script=partial(_in_the_loop, column=LOSS_INPUT_MISMATCH),
+        expected={"MpAgentLossInputMismatch": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="targets-broadcast",
+        what="outputs [B, 1] are compared with targets [B]",
+        script=partial(_in_the_loop, column=TARGETS_BROADCAST),
+        expected={"MpAgentTargetsBroadcast": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="epoch-not-set",
+        what="set_epoch of the sampler is never called",
+        script=partial(_in_the_loop, column=EPOCH_REPEATED),
+        expected={"MpAgentEpochRepeated": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="seeded-at-every-step",
+        what="the seed is set to the same number at every step",
+        script=partial(_in_the_loop, column=SEED_REPEATED),
+        expected={"MpAgentSeedRepeated": "warning"},
+        minutes=35,
+    ),
+    Scenario(
         name="never-steps",
         what="step() of one of several optimizers is missing",
         script=partial(_in_the_loop, column=OPTIMIZER_NEVER_STEPS),
@@ -1210,6 +1267,13 @@ FAULTS = (
         what="a run that resumes with its weights and schedule and without its optimizer's state",
         script=_resumed_without_state,
         expected={"MpAgentOptimizerStateLost": "warning"},
+        minutes=40,
+    ),
+    Scenario(
+        name="nothing-loaded",
+        what="a checkpoint whose names have a prefix that those of the model have not",
+        script=_nothing_loaded,
+        expected={"MpAgentNothingLoaded": "warning"},
         minutes=40,
     ),
     Scenario(

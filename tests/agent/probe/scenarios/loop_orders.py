@@ -962,9 +962,35 @@ def nothing_depends_on_the_mode() -> None:
     )
 
 
-@healthy
+@wrong(LEFT_IN_EVALUATION)
 def evaluation_mode_from_the_start() -> None:
     evaluate(lambda model: None, classifier().eval())
+
+
+@wrong(LEFT_IN_EVALUATION)
+def never_in_training_mode() -> None:
+    """As what `from_pretrained` returns, and no mode is ever set."""
+    train_classifier(classifier().eval())
+
+
+@healthy
+def statistics_that_stay_from_the_start() -> None:
+    train_classifier(nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.Linear(64, 10)).eval())
+
+
+@healthy
+def a_head_on_a_model_in_evaluation_mode() -> None:
+    model = classifier().eval()
+    model[:4].requires_grad_(requires_grad=False)
+    train_classifier(model, model[4])
+
+
+def train_classifier(model: nn.Sequential, trained: nn.Module | None = None) -> None:
+    optimizer = sgd(nn.Sequential(trained or model))
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
 
 
 @healthy

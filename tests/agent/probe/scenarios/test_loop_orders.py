@@ -11,16 +11,21 @@ from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.records.columns import (
     AUTOCAST_FP32_SHARE,
     BACKWARDS_DISCARDED,
+    CLIPS_NOTHING,
+    FP16_WITHOUT_LOSS_SCALE,
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
     LEFT_IN_EVALUATION,
+    LOSS_INPUT_MISMATCH,
     OPTIMIZER_NEVER_STEPS,
     STEP_REPEATED,
     STEP_SCALED,
+    TARGETS_BROADCAST,
 )
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import RingContents, read_ring
-from tests.agent.probe.scenarios.loop_orders import HEALTHY, OF_RANKS, RANKS, WRONG, train_ranks
+from tests.agent.probe.scenarios.loop_losses import HEALTHY, WRONG
+from tests.agent.probe.scenarios.loop_orders import OF_RANKS, RANKS, train_ranks
 
 _STREAKS = (
     GRADIENTS_ADD_UP,
@@ -30,6 +35,10 @@ _STREAKS = (
     OPTIMIZER_NEVER_STEPS,
     STEP_REPEATED,
     STEP_SCALED,
+    CLIPS_NOTHING,
+    FP16_WITHOUT_LOSS_SCALE,
+    LOSS_INPUT_MISMATCH,
+    TARGETS_BROADCAST,
 )
 _STEPS, _SAMPLES = int(DEFAULTS["loop_mistake_steps"]), int(DEFAULTS["autocast_fp32_samples"])
 

@@ -35,7 +35,11 @@ ONSET = 40
 LATE = 100
 WITHIN_STEPS = 64
 RANKS = 2
-OURS = [condition.name for condition in (*batches.CONDITIONS, *batches.OF_RANK_LOSSES)]
+_LOOKED_AT = (
+    *(batches.SAME_BATCH, batches.WORKERS_REPEAT_BATCHES, batches.RANKS_SHARE_BATCHES),
+    *(batches.SINGLE_ROW_BATCH, *batches.OF_RANK_LOSSES),
+)
+OURS = [condition.name for condition in _LOOKED_AT]
 SAME, DOUBLED, SHARED, SINGLE, OUTLIERS, UNLIKE = OURS
 
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.probe.command import _interpreter_options
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.ring.reader import RingReader
+from mp_agent.run_command import _interpreter_options
 
 _UNMODIFIED = """
 import sys

@@ -1,0 +1,227 @@
+"""Training loops that clip nothing, or compute their loss wrongly, and healthy ones like them.
+
+WRONG and HEALTHY are those of `loop_orders` with these.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mp_agent.records.columns import (
+    CLIPS_NOTHING,
+    FP16_WITHOUT_LOSS_SCALE,
+    LOSS_INPUT_MISMATCH,
+    TARGETS_BROADCAST,
+)
+from tests.agent.probe.scenarios.loop_orders import (
+    HEALTHY,
+    STEPS,
+    WRONG,
+    batch,
+    classifier,
+    healthy,
+    loss_of,
+    sgd,
+    wrong,
+)
+
+__all__ = ["HEALTHY", "WRONG"]
+
+Parameters = Iterable[nn.Parameter]
+
+
+def _clip(parameters: Parameters) -> None:
+    nn.utils.clip_grad_norm_(parameters, 1.0)
+
+
+def clip_before_backward(
+    clip: Callable[[Parameters], object], *, clips_after: bool = False
+) -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        clip(model.parameters())
+        loss.backward()
+        if clips_after:
+            clip(model.parameters())
+        optimizer.step()
+
+
+@wrong(CLIPS_NOTHING)
+def clips_norms_before_backward() -> None:
+    clip_before_backward(_clip)
+
+
+@healthy
+def clips_before_backward_and_after_it() -> None:
+    clip_before_backward(_clip, clips_after=True)
+
+
+@healthy
+def asks_for_the_norm_before_backward() -> None:
+    clip_before_backward(lambda parameters: nn.utils.clip_grad_norm_(parameters, math.inf))
+
+
+def clip_kept(keep: Callable[[Iterator[nn.Parameter]], Parameters]) -> None:
+    model = classifier()
+    parameters = keep(model.parameters())
+    optimizer = torch.optim.SGD(parameters, 0.05)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        with warnings.catch_warnings():  # torch warns of a generator that is empty, once
+            warnings.simplefilter("ignore")
+            _clip(parameters)
+        optimizer.step()
+
+
+@wrong(CLIPS_NOTHING)
+def clips_an_iterator_that_is_used_up() -> None:
+    clip_kept(lambda parameters: parameters)
+
+
+@healthy
+def clips_a_list() -> None:
+    clip_kept(list)
+
+
+@wrong(CLIPS_NOTHING)
+def clips_another_model() -> None:
+    model, other = classifier(), classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        _clip(other.parameters())
+        optimizer.step()
+
+
+@healthy
+def clips_two_models_of_which_one_rests() -> None:
+    model, resting = classifier(), classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        for each in (resting, model):
+            _clip(each.parameters())
+        optimizer.step()
+
+
+@healthy
+def clips_only_now_and_then_nothing() -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        if step % 8 == 0:
+            optimizer.zero_grad()
+        _clip(model.parameters())
+        optimizer.step()
+
+
+def train_with(loss: Callable[[Tensor, Tensor], Tensor], outputs: int = 10) -> None:
+    """Train on losses of outputs [32, `outputs`] and targets [32]."""
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, outputs))
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        loss(model(inputs), targets).backward()
+        optimizer.step()
+
+
+@wrong(LOSS_INPUT_MISMATCH)
+def softmax_before_cross_entropy() -> None:
+    train_with(lambda outputs, targets: F.cross_entropy(outputs.softmax(1), targets))
+
+
+@wrong(LOSS_INPUT_MISMATCH)
+def likelihood_of_probabilities() -> None:
+    train_with(lambda outputs, targets: F.nll_loss(outputs.softmax(1), targets))
+
+
+@healthy
+def likelihood_of_logarithms() -> None:
+    train_with(lambda outputs, targets: F.nll_loss(outputs.log_softmax(1), targets))
+
+
+@wrong(TARGETS_BROADCAST)
+def targets_without_the_dimension_of_outputs() -> None:
+    train_with(lambda outputs, targets: ((outputs - targets) ** 2).mean(), outputs=1)
+
+
+@healthy
+def targets_of_the_shape_of_outputs() -> None:
+    train_with(lambda outputs, targets: ((outputs.squeeze(1) - targets) ** 2).mean(), outputs=1)
+
+
+def under_fp16(
+    backward: Callable[[torch.amp.GradScaler, Tensor], object], rate: float = 0.05
+) -> None:
+    """Train in FP16; a step of the scaler does what the optimizer's does where it scaled nothing.
+
+    rate: of a loss as backward sees it.
+    """
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = sgd(model, rate)
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+    for step in range(STEPS):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = F.cross_entropy(model(inputs), targets)
+        if backward(scaler, loss) is scaler:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+
+
+def _scaled(scaler: torch.amp.GradScaler, loss: Tensor) -> torch.amp.GradScaler:
+    scaler.scale(loss).backward()
+    return scaler
+
+
+@wrong(FP16_WITHOUT_LOSS_SCALE)
+def fp16_without_a_scaler() -> None:
+    under_fp16(lambda scaler, loss: loss.backward())
+
+
+@wrong(FP16_WITHOUT_LOSS_SCALE)
+def fp16_without_a_scaler_accumulated() -> None:
+    under_fp16(lambda scaler, loss: (loss / 2).backward())
+
+
+@healthy
+def fp16_with_a_scaler() -> None:
+    under_fp16(_scaled)
+
+
+@healthy
+def fp16_scaled_by_hand() -> None:
+    under_fp16(lambda scaler, loss: (loss * 128.0).backward(), rate=0.05 / 128.0)
+
+
+@healthy
+def fp16_scaled_by_its_seed() -> None:
+    under_fp16(lambda scaler, loss: loss.backward(torch.tensor(128.0)), rate=0.05 / 128.0)
+
+
+@healthy
+def fp16_of_another_model_that_is_not_trained() -> None:
+    teacher = nn.Linear(16, 10)
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16):
+            taught = teacher(torch.ones(32, 16)).float().softmax(1)
+        return F.cross_entropy(outputs, targets) + F.cross_entropy(outputs, taught)
+
+    train_with(loss)

@@ -1,0 +1,87 @@
+"""A checkpoint of which nothing fits the model, and those of which something does."""
+
+from collections.abc import Callable, Mapping
+from math import isnan
+
+import pytest
+from torch import Tensor, nn
+
+from mp_agent.records.columns import NOTHING_LOADED
+from tests.agent.probe.scenarios.loop_orders import classifier, loss_of, sgd
+
+pytestmark = pytest.mark.slow
+
+State = Mapping[str, Tensor]
+
+
+def _prefixed(model: nn.Module) -> State:
+    return {f"module.{name}": tensor for name, tensor in model.state_dict().items()}
+
+
+def _train(model: nn.Module, steps: int = 3) -> None:
+    optimizer = sgd(model)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+def another_prefix() -> None:
+    model = classifier()
+    model.load_state_dict(_prefixed(model), strict=False)
+    _train(model)
+
+
+def a_part_fits() -> None:
+    model = classifier()
+    model.load_state_dict({**_prefixed(model), "0.bias": model[0].bias}, strict=False)
+    _train(model)
+
+
+def loaded_again_without_the_prefix() -> None:
+    model = classifier()
+    model.load_state_dict(_prefixed(model), strict=False)
+    model.load_state_dict(model.state_dict())
+    _train(model)
+
+
+def nothing_was_given() -> None:
+    model = classifier()
+    model.load_state_dict({}, strict=False)
+    _train(model)
+
+
+def another_model() -> None:
+    teacher = classifier()
+    teacher.load_state_dict(_prefixed(teacher), strict=False)
+    _train(classifier())
+
+
+def parts_of_the_model() -> None:
+    """Each part is given the whole state, of which only some have anything."""
+    model = nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 10))
+    for part in model:
+        part.load_state_dict(model.state_dict(), strict=False)
+    _train(model)
+
+
+@pytest.mark.parametrize(
+    ("loop", "tensors"),
+    [
+        (another_prefix, 9.0),
+        (a_part_fits, None),
+        (loaded_again_without_the_prefix, None),
+        (nothing_was_given, None),
+        (another_model, None),
+        (parts_of_the_model, None),
+    ],
+)
+def test_only_a_state_of_which_nothing_fits_is_recorded(
+    watch, loop: Callable[[], None], tensors: float | None
+):
+    watched = watch()
+    loop()
+    watched.probe.flush()
+
+    recorded = watched.read().column(NOTHING_LOADED)
+    assert [None if isnan(each) else each for each in recorded] == [tensors, None, None]

@@ -1,0 +1,168 @@
+"""What the graph of a loss shows: inputs that its function does not take, broadcast targets."""
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mp_agent.probe.step.loss_graph import is_multiplied, mistakes_of
+from mp_agent.records.columns import LOSS_INPUT_MISMATCH, TARGETS_BROADCAST
+
+_INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+_CLASSES = torch.tensor([0, 1, 2, 3, 0, 1])
+_SHARES = torch.full((6, 4), 0.25)
+_VALUES = torch.linspace(-1.0, 1.0, 6)
+_CLASSIFIER, _REGRESSION = nn.Linear(5, 4), nn.Linear(5, 1)
+
+
+def _logits() -> Tensor:
+    return F.linear(_INPUTS, _CLASSIFIER.weight, _CLASSIFIER.bias)
+
+
+def _probabilities() -> Tensor:
+    return _logits().softmax(-1)
+
+
+def _outputs() -> Tensor:
+    """Return outputs [6, 1]."""
+    return F.linear(_INPUTS, _REGRESSION.weight, _REGRESSION.bias)
+
+
+def _images() -> Tensor:
+    """Return probabilities [2, 4, 7] of positions."""
+    return torch.zeros(2, 4, 7, requires_grad=True).softmax(1)
+
+
+def _tokens() -> Tensor:
+    """Return probabilities [8] of positions, as a language model's loss is given them."""
+    sequences = nn.Linear(5, 4)(torch.ones(2, 5, 5)).softmax(-1)
+    return F.cross_entropy(sequences[:, :-1].reshape(-1, 4), torch.zeros(8, dtype=torch.long))
+
+
+def _autocast() -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return F.cross_entropy(_probabilities(), _CLASSES)
+
+
+_MISMATCHES = {
+    "softmax twice": lambda: F.cross_entropy(_probabilities(), _CLASSES),
+    "softmax twice, under autocast": _autocast,
+    "softmax twice, smoothed": lambda: F.cross_entropy(
+        _probabilities(), _CLASSES, label_smoothing=0.1
+    ),
+    "softmax twice, of shares": lambda: F.cross_entropy(_probabilities(), _SHARES),
+    "softmax twice, of positions": lambda: F.cross_entropy(
+        _images(), torch.zeros(2, 7, dtype=torch.long)
+    ),
+    "softmax twice, of tokens": _tokens,
+    "softmax twice, one of two losses": lambda: (
+        0.5 * F.cross_entropy(_probabilities(), _CLASSES) + F.mse_loss(_outputs(), _outputs())
+    ),
+    "softmax twice, accumulated": lambda: F.cross_entropy(_probabilities(), _CLASSES) / 4,
+    "sigmoid before softmax": lambda: F.cross_entropy(_logits().sigmoid(), _CLASSES),
+    "sigmoid twice": lambda: F.binary_cross_entropy_with_logits(_logits().sigmoid(), _SHARES),
+    "likelihood of probabilities": lambda: F.nll_loss(_probabilities(), _CLASSES),
+    "likelihood of probabilities from their logarithms": lambda: F.nll_loss(
+        _logits().log_softmax(-1).exp(), _CLASSES
+    ),
+    "likelihood of logits": lambda: F.nll_loss(_logits(), _CLASSES),
+    "divergence of probabilities": lambda: F.kl_div(
+        _probabilities(), _SHARES, reduction="batchmean"
+    ),
+}
+_BROADCASTS = {
+    "mean square": lambda: F.mse_loss(_outputs(), _VALUES),
+    "mean square of targets with the dimension": lambda: F.mse_loss(
+        _outputs().squeeze(-1), _VALUES.unsqueeze(1)
+    ),
+    "mean square of a sigmoid": lambda: F.mse_loss(_outputs().sigmoid(), _VALUES),
+    "mean magnitude": lambda: F.l1_loss(_outputs(), _VALUES),
+    "smooth magnitude": lambda: F.smooth_l1_loss(_outputs(), _VALUES),
+    "huber": lambda: F.huber_loss(_outputs(), _VALUES),
+    "square by hand": lambda: ((_outputs() - _VALUES) ** 2).mean(),
+    "magnitude by hand, the other way": lambda: 2.0 * (_VALUES - _outputs()).abs().mean(),
+}
+_RIGHT = {
+    "cross-entropy": lambda: F.cross_entropy(_logits(), _CLASSES),
+    "likelihood": lambda: F.nll_loss(_logits().log_softmax(-1), _CLASSES),
+    "likelihood of logarithms": lambda: F.nll_loss(_probabilities().log(), _CLASSES),
+    "divergence": lambda: F.kl_div(_logits().log_softmax(-1), _SHARES),
+    "distillation": lambda: F.kl_div(
+        _logits().log_softmax(-1), _probabilities().detach(), reduction="batchmean"
+    ),
+    "binary": lambda: F.binary_cross_entropy(_logits().sigmoid(), _SHARES),
+    "binary of logits": lambda: F.binary_cross_entropy_with_logits(_logits(), _SHARES),
+    "temperature of a sigmoid": lambda: F.cross_entropy(_logits().sigmoid() / 0.1, _CLASSES),
+    "square of probabilities": lambda: F.mse_loss(_probabilities(), _SHARES),
+    "accuracy that has a gradient": lambda: (1.0 - _SHARES * _probabilities()).mean(),
+    "policy": lambda: torch.distributions.Categorical(_probabilities()).log_prob(_CLASSES).mean(),
+    "entropy": lambda: -(_probabilities() * _logits().log_softmax(-1)).sum(),
+    "outputs and targets of one shape": lambda: F.mse_loss(_outputs(), _VALUES.unsqueeze(1)),
+    "outputs without their dimension": lambda: F.mse_loss(_outputs().squeeze(1), _VALUES),
+    "all pairs on purpose": lambda: (_outputs()[:, 0][:, None] - _VALUES).abs().mean(),
+    "all pairs of outputs": lambda: (_outputs() - _outputs().T).relu().mean(),
+    "a batch of one": lambda: F.mse_loss(_outputs()[:1], _VALUES[:1]),
+    "a centre per output": lambda: ((_outputs() - torch.ones(3)) ** 2).mean(),
+    "no graph": lambda: _VALUES.mean(),
+}
+
+
+def _found(loss: Callable[[], Tensor]) -> list[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(mistakes_of(loss()))
+
+
+@pytest.mark.parametrize("name", _MISMATCHES)
+def test_probabilities_in_place_of_logits_are_found(name):
+    assert _found(_MISMATCHES[name]) == [LOSS_INPUT_MISMATCH]
+
+
+@pytest.mark.parametrize("name", _BROADCASTS)
+def test_targets_that_are_broadcast_against_outputs_are_found(name):
+    assert _found(_BROADCASTS[name]) == [TARGETS_BROADCAST]
+
+
+@pytest.mark.parametrize("name", _RIGHT)
+def test_a_right_loss_is_left_alone(name):
+    assert _found(_RIGHT[name]) == []
+
+
+def test_a_model_is_not_searched_for_what_a_loss_does():
+    """A gate of the model may do what a loss must not, as far from the loss as a model is deep."""
+    gated = _probabilities().log_softmax(-1)
+    for _ in range(60):
+        gated = gated.tanh()
+    assert _found(lambda: F.mse_loss(gated, _SHARES)) == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "multiplied"),
+    [
+        (lambda: 128.0 * _outputs().mean(), True),
+        (lambda: _outputs().mean() * torch.tensor(2.0) / 4, True),
+        (lambda: _outputs().mean() / 4, False),
+        (lambda: (_outputs() * 3.0).mean(), False),
+        (lambda: _outputs().mean() * _logits().mean(), False),
+    ],
+)
+def test_a_loss_that_may_be_scaled_by_hand_is_known(loss, multiplied):
+    assert is_multiplied(loss()) is multiplied
+
+
+def test_saved_tensors_are_not_unpacked():
+    """Their hooks may compute a part of the model again."""
+    unpacked: list[Tensor] = []
+
+    def unpack(tensor: Tensor) -> Tensor:
+        unpacked.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        loss = F.cross_entropy(_probabilities(), _CLASSES) * 2.0
+    assert _found(lambda: loss) == [LOSS_INPUT_MISMATCH]
+    assert is_multiplied(loss)
+    assert unpacked == []
