@@ -1,10 +1,10 @@
 """Alerts on data and random numbers that repeat, and on a rank with odd losses."""
 
 from mp_agent.alerting import panels
-from mp_agent.alerting.backtesting import Quantity, less_above
+from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
-from mp_agent.alerting.conditions.loop import lasts, mistake_query
+from mp_agent.alerting.conditions.loop import loop_mistake
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions import Count, Series
 from mp_agent.alerting.panels import Guidance
@@ -310,44 +310,36 @@ RANK_LOSS_UNLIKE = Condition(
 )
 
 
-EPOCH_REPEATED = Condition(
+EPOCH_REPEATED = loop_mistake(
+    "epoch repeated",
     name="MpAgentEpochRepeated",
     summary="Every epoch has the batches of the first, in its order.",
     meaning="A DistributedSampler shuffles by its seed and the number of the epoch, which it is "
-    "not given: ranks keep their parts of the data, and see them in one order, in every epoch. The "
-    "model trains, with batches that are less random than they were meant to be.",
+    "not given: ranks keep their parts of the data, and see them in one order, in every epoch. "
+    "The model trains, with batches that are less random than they were meant to be.",
     confirm="Print the first batch of two epochs on one rank: they are equal.",
     remedies=(
         "Call sampler.set_epoch(epoch) before each pass over the loader.",
         "Nothing, with shuffle=False, where one order is meant.",
     ),
     why="The permutation is made from seed + epoch; the epoch is 0 until set_epoch is called.",
-    levels=(
-        lasts(
-            "epoch repeated",
-            "On {value|count} consecutive steps, run {run} trained on batches of a "
-            "DistributedSampler in the order of an earlier epoch.",
-        ),
+    description="On {value|count} consecutive steps, run {run} trained on batches of a "
+    "DistributedSampler in the order of an earlier epoch.",
+    quiet="a pass over the data that is broken off and begun again",
+    harm="No state is damaged; the model may end a little worse. Fix it before the next start.",
+    reading="The number of consecutive steps in passes with an epoch that was there before.",
+    causes=(
+        "sampler.set_epoch(epoch) is missing in the loop over epochs.",
+        "set_epoch of another sampler, or of the loader in place of its sampler.",
     ),
-    quiet=("a pass over the data that is broken off and begun again",),
-    needs=((Quantity.LOOP,),),
-    knobs=(less_above("loop_mistake_steps"),),
-    guidance=Guidance(
-        harm="No state is damaged; the model may end a little worse. Fix it before the next start.",
-        query=mistake_query("epoch repeated"),
-        reading="The number of consecutive steps in passes with an epoch that was there before.",
-        causes=(
-            "sampler.set_epoch(epoch) is missing in the loop over epochs.",
-            "set_epoch of another sampler, or of the loader in place of its sampler.",
-        ),
-        false_positives=("A small set of data whose order is to stay, with shuffle=True.",),
-        samples=("shard_data",),
-        panels=(panels.LOSS,),
-    ),
+    false_positives=("A small set of data whose order is to stay, with shuffle=True.",),
+    samples=("shard_data",),
+    panels=(panels.LOSS,),
 )
 
 
-SEED_REPEATED = Condition(
+SEED_REPEATED = loop_mistake(
+    "seed repeated",
     name="MpAgentSeedRepeated",
     summary="The seed is set to the same number at every step: its random numbers repeat.",
     meaning="Dropout leaves out the same units at every step, and noise, augmentation and samples "
@@ -360,29 +352,19 @@ SEED_REPEATED = Condition(
         "torch.random.fork_rng().",
     ),
     why="All random numbers follow from the seed: setting it begins the same sequence again.",
-    levels=(
-        lasts(
-            "seed repeated",
-            "On {value|count} consecutive steps, run {run} set the seed of torch's random numbers "
-            "to the same value, and drew the same numbers from it before backward.",
-        ),
+    description="On {value|count} consecutive steps, run {run} set the seed of torch's random "
+    "numbers to the same value, and drew the same numbers from it before backward.",
+    quiet="a seed that is set a few times",
+    harm="No state is damaged, but parts of the model are not trained. Fix it within the hour.",
+    reading="The number of consecutive steps with the same seed and the same random numbers.",
+    causes=(
+        "torch.manual_seed in the loop, or in a function that it calls, such as one that makes a "
+        "batch, evaluates, or logs samples.",
+        "set_seed or seed_everything of a library at every step.",
     ),
-    quiet=("a seed that is set a few times",),
-    needs=((Quantity.LOOP,),),
-    knobs=(less_above("loop_mistake_steps"),),
-    guidance=Guidance(
-        harm="No state is damaged, but parts of the model are not trained. Fix it within the hour.",
-        query=mistake_query("seed repeated"),
-        reading="The number of consecutive steps with the same seed and the same random numbers.",
-        causes=(
-            "torch.manual_seed in the loop, or in a function that it calls, such as one that makes "
-            "a batch, evaluates, or logs samples.",
-            "set_seed or seed_everything of a library at every step.",
-        ),
-        false_positives=("A test of determinism that repeats one step.",),
-        samples=("order_of_the_loop",),
-        panels=(panels.LOSS,),
-    ),
+    false_positives=("A test of determinism that repeats one step.",),
+    samples=("order_of_the_loop",),
+    panels=(panels.LOSS,),
 )
 
 

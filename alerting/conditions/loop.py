@@ -4,30 +4,66 @@ from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.expressions import Compare, Series, Where, limit
-from mp_agent.alerting.panels import Guidance
+from mp_agent.alerting.panels import Guidance, Panel
 from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import training
 
 
-def lasts(mistake: str, description: str, threshold: str = "loop_mistake_steps") -> Level:
-    """Return the level of a mistake that was made on so many steps in a row."""
+def loop_mistake(
+    mistake: str,
+    *,
+    name: str,
+    summary: str,
+    meaning: str,
+    confirm: str,
+    remedies: tuple[str, ...],
+    why: str,
+    description: str,
+    quiet: str,
+    harm: str,
+    reading: str,
+    causes: tuple[str, ...],
+    false_positives: tuple[str, ...],
+    samples: tuple[str, ...],
+    panels: tuple[Panel, ...],
+    threshold: str = "loop_mistake_steps",
+) -> Condition:
+    """Return the warning of a mistake that is made on so many steps in a row."""
     steps = Series(metric=training.LOOP_MISTAKE_STEPS, where=(Where("mistake", "=", mistake),))
-    return Level(
-        severity=Severity.WARNING,
-        when=Compare(steps, ">=", limit(threshold)),
-        counts_steps=True,
-        description=description,
-        reason=f"No delay: the condition already requires {threshold} consecutive steps, which a "
-        "loop that does so now and then does not reach.",
+    return Condition(
+        name=name,
+        summary=summary,
+        meaning=meaning,
+        confirm=confirm,
+        remedies=remedies,
+        why=why,
+        levels=(
+            Level(
+                severity=Severity.WARNING,
+                when=Compare(steps, ">=", limit(threshold)),
+                counts_steps=True,
+                description=description,
+                reason=f"No delay: the condition already requires {threshold} consecutive steps, "
+                "which a loop that does so now and then does not reach.",
+            ),
+        ),
+        quiet=(quiet,),
+        needs=((Quantity.LOOP,),),
+        knobs=(less_above(threshold),),
+        guidance=Guidance(
+            harm=harm,
+            query=f'mp_agent_loop_mistake_steps{{run="RUN",mistake="{mistake}"}}',
+            reading=reading,
+            causes=causes,
+            false_positives=false_positives,
+            samples=samples,
+            panels=panels,
+        ),
     )
 
 
-def mistake_query(mistake: str) -> str:
-    """Return the query for how long a mistake has lasted."""
-    return f'mp_agent_loop_mistake_steps{{run="RUN",mistake="{mistake}"}}'
-
-
-GRADIENTS_ADD_UP = Condition(
+GRADIENTS_ADD_UP = loop_mistake(
+    "gradients add up",
     name="MpAgentGradientsAddUp",
     summary="Gradients are not cleared between steps: each step uses those of all before again.",
     meaning="backward() adds to the gradients that are there. Each step goes along the sum of all "
@@ -43,42 +79,33 @@ GRADIENTS_ADD_UP = Condition(
     ),
     why="A step is to use the gradients of its own batch alone. Restart from a checkpoint of "
     "before the mistake: the weights since then were moved along stale gradients.",
-    levels=(
-        lasts(
-            "gradients add up",
-            "On {value|count} consecutive steps, an optimizer of run {run} used the gradients of "
-            "its step before again: they were not cleared before the next backward added to them.",
-        ),
+    description="On {value|count} consecutive steps, an optimizer of run {run} used the gradients "
+    "of its step before again: they were not cleared before the next backward added to them.",
+    quiet="a few steps with gradients that were used before",
+    harm="The run trains with wrong gradients from the first of these steps on. Stop it within "
+    "the hour, and fix the loop.",
+    reading="The number of consecutive steps that used gradients again.",
+    causes=(
+        "zero_grad is missing in the loop, or is called before the loop only.",
+        "zero_grad of another optimizer, or of another model, than the one that steps.",
+        "zero_grad in a branch that is not taken, as on a condition about accumulation.",
+        "A closure, as L-BFGS needs it, without zero_grad.",
     ),
-    quiet=("a few steps with gradients that were used before",),
-    needs=((Quantity.LOOP,),),
-    knobs=(less_above("loop_mistake_steps"),),
-    guidance=Guidance(
-        harm="The run trains with wrong gradients from the first of these steps on. Stop it within "
-        "the hour, and fix the loop.",
-        query=mistake_query("gradients add up"),
-        reading="The number of consecutive steps that used gradients again.",
-        causes=(
-            "zero_grad is missing in the loop, or is called before the loop only.",
-            "zero_grad of another optimizer, or of another model, than the one that steps.",
-            "zero_grad in a branch that is not taken, as on a condition about accumulation.",
-            "A closure, as L-BFGS needs it, without zero_grad.",
-        ),
-        false_positives=(
-            "An algorithm that adds up gradients over all steps on purpose, as dual averaging "
-            "may: raise loop_mistake_steps for it.",
-        ),
-        samples=("order_of_the_loop",),
-        panels=(panels.GRADIENT_NORM, panels.LOSS),
+    false_positives=(
+        "An algorithm that adds up gradients over all steps on purpose, as dual averaging may: "
+        "raise loop_mistake_steps for it.",
     ),
+    samples=("order_of_the_loop",),
+    panels=(panels.GRADIENT_NORM, panels.LOSS),
 )
 
 
-GRADIENTS_DISCARDED = Condition(
+GRADIENTS_DISCARDED = loop_mistake(
+    "gradients discarded",
     name="MpAgentGradientsDiscarded",
     summary="Gradients of whole backwards are cleared before any step has used them.",
-    meaning="Of the micro-batches of a step only the last ones count: the batch is smaller than it "
-    "looks, the gradients are noisier and, where each loss is divided by the number of "
+    meaning="Of the micro-batches of a step only the last ones count: the batch is smaller than "
+    "it looks, the gradients are noisier and, where each loss is divided by the number of "
     "micro-batches, too small; the others were computed for nothing.",
     confirm="mp_agent_loop_discarded_backwards is how many backwards before the last step were of "
     "no use; add the ones that it used, and compare with the micro-batches of a step.",
@@ -88,41 +115,32 @@ GRADIENTS_DISCARDED = Condition(
     ),
     why="Gradient accumulation relies on backward() adding to the gradients of the micro-batches "
     "before; zero_grad in between discards them.",
-    levels=(
-        lasts(
-            "gradients discarded",
-            "On {value|count} consecutive steps of run {run}, gradients of whole backwards were "
-            "cleared before any optimizer used them. The same line of code made those that were "
-            "used.",
-        ),
+    description="On {value|count} consecutive steps of run {run}, gradients of whole backwards "
+    "were cleared before any optimizer used them. The same line of code made those that were "
+    "used.",
+    quiet="a bad batch that is skipped now and then",
+    harm="No state is damaged; the run trains on a part of its data, and wastes the time of the "
+    "rest. Investigate within the hour.",
+    reading="The number of consecutive steps before which gradients were discarded.",
+    causes=(
+        "zero_grad at every micro-batch, while the optimizer steps after several.",
+        "zero_grad at the end of the loop's body rather than where the optimizer steps.",
     ),
-    quiet=("a bad batch that is skipped now and then",),
-    needs=((Quantity.LOOP,),),
-    knobs=(less_above("loop_mistake_steps"),),
-    guidance=Guidance(
-        harm="No state is damaged; the run trains on a part of its data, and wastes the time of "
-        "the rest. Investigate within the hour.",
-        query=mistake_query("gradients discarded"),
-        reading="The number of consecutive steps before which gradients were discarded.",
-        causes=(
-            "zero_grad at every micro-batch, while the optimizer steps after several.",
-            "zero_grad at the end of the loop's body rather than where the optimizer steps.",
-        ),
-        false_positives=(
-            "An algorithm that takes gradients of several losses by one line of code, reads them, "
-            "and clears all but the last: raise loop_mistake_steps for it.",
-        ),
-        samples=("order_of_the_loop",),
-        panels=(panels.GRADIENT_NORM, panels.LOSS),
+    false_positives=(
+        "An algorithm that takes gradients of several losses by one line of code, reads them, and "
+        "clears all but the last: raise loop_mistake_steps for it.",
     ),
+    samples=("order_of_the_loop",),
+    panels=(panels.GRADIENT_NORM, panels.LOSS),
 )
 
 
-CLIPPING_AFTER_STEP = Condition(
+CLIPPING_AFTER_STEP = loop_mistake(
+    "clipping after the step",
     name="MpAgentClippingAfterStep",
     summary="Gradients are clipped after the step that has used them: clipping has no effect.",
-    meaning="The optimizer uses gradients as large as they come, as if there were no clipping: one "
-    "bad batch can destroy the weights.",
+    meaning="The optimizer uses gradients as large as they come, as if there were no clipping: "
+    "one bad batch can destroy the weights.",
     confirm="mp_agent_clip_coefficient is absent, since such clipping is not counted as clipping; "
     "in the loop, clip_grad_norm_ follows optimizer.step().",
     remedies=(
@@ -130,37 +148,28 @@ CLIPPING_AFTER_STEP = Condition(
         "GradScaler, to between scaler.unscale_(optimizer) and scaler.step(optimizer).",
     ),
     why="Clipping changes the gradients in place: only a step that comes after it uses them.",
-    levels=(
-        lasts(
-            "clipping after the step",
-            "On {value|count} consecutive steps, run {run} clipped gradients that its step had "
-            "used already.",
-        ),
+    description="On {value|count} consecutive steps, run {run} clipped gradients that its step "
+    "had used already.",
+    quiet="clipping after a step now and then",
+    harm="No state is damaged yet, but nothing limits the gradients. Fix the loop before the next "
+    "start.",
+    reading="The number of consecutive steps before which gradients were clipped too late.",
+    causes=("clip_grad_norm_ stands below optimizer.step(), or in a hook that runs after it.",),
+    false_positives=(
+        "A call with a limit that is never reached, only to log the norm; one without a limit "
+        "(infinity) does not count.",
     ),
-    quiet=("clipping after a step now and then",),
-    needs=((Quantity.LOOP,),),
-    knobs=(less_above("loop_mistake_steps"),),
-    guidance=Guidance(
-        harm="No state is damaged yet, but nothing limits the gradients. Fix the loop before the "
-        "next start.",
-        query=mistake_query("clipping after the step"),
-        reading="The number of consecutive steps before which gradients were clipped too late.",
-        causes=("clip_grad_norm_ stands below optimizer.step(), or in a hook that runs after it.",),
-        false_positives=(
-            "A call with a limit that is never reached, only to log the norm; one without a limit "
-            "(infinity) does not count.",
-        ),
-        samples=("order_of_the_loop",),
-        panels=(panels.CLIPPING, panels.GRADIENT_NORM),
-    ),
+    samples=("order_of_the_loop",),
+    panels=(panels.CLIPPING, panels.GRADIENT_NORM),
 )
 
 
-CLIPPING_WITHOUT_GRADIENTS = Condition(
+CLIPPING_WITHOUT_GRADIENTS = loop_mistake(
+    "clipping without gradients",
     name="MpAgentClippingWithoutGradients",
     summary="Clipping finds no gradients: it has no effect.",
-    meaning="The optimizer uses gradients as large as they come, as if there were no clipping: one "
-    "bad batch can destroy the weights.",
+    meaning="The optimizer uses gradients as large as they come, as if there were no clipping: "
+    "one bad batch can destroy the weights.",
     confirm="Print what clip_grad_norm_ returns: it is 0 on every step. mp_agent_clip_coefficient "
     "is absent or 1.",
     remedies=(
@@ -170,43 +179,32 @@ CLIPPING_WITHOUT_GRADIENTS = Condition(
     ),
     why="Clipping changes the gradients that are there when it is called, of the parameters that "
     "it is given.",
-    levels=(
-        lasts(
-            "clipping without gradients",
-            "On {value|count} consecutive steps, no clipping of run {run} was given a parameter "
-            "that had a gradient.",
-        ),
+    description="On {value|count} consecutive steps, no clipping of run {run} was given a "
+    "parameter that had a gradient.",
+    quiet="a few steps whose clipping finds nothing",
+    harm="No state is damaged yet, but nothing limits the gradients. Fix the loop before the next "
+    "start.",
+    reading="The number of consecutive steps whose clipping found no gradients.",
+    causes=(
+        "clip_grad_norm_ before backward(), or after optimizer.zero_grad().",
+        "parameters = model.parameters() is kept, and was used up by the optimizer or by the "
+        "first step.",
+        "The parameters of another model, such as one that was copied or wrapped since.",
     ),
-    quiet=("a few steps whose clipping finds nothing",),
-    needs=((Quantity.LOOP,),),
-    knobs=(less_above("loop_mistake_steps"),),
-    guidance=Guidance(
-        harm="No state is damaged yet, but nothing limits the gradients. Fix the loop before the "
-        "next start.",
-        query=mistake_query("clipping without gradients"),
-        reading="The number of consecutive steps whose clipping found no gradients.",
-        causes=(
-            "clip_grad_norm_ before backward(), or after optimizer.zero_grad().",
-            "parameters = model.parameters() is kept, and was used up by the optimizer or by the "
-            "first step.",
-            "The parameters of another model, such as one that was copied or wrapped since.",
-        ),
-        false_positives=(
-            "A step that trains nothing of what is clipped, for many steps in a row.",
-        ),
-        samples=("order_of_the_loop",),
-        panels=(panels.CLIPPING, panels.GRADIENT_NORM),
-    ),
+    false_positives=("A step that trains nothing of what is clipped, for many steps in a row.",),
+    samples=("order_of_the_loop",),
+    panels=(panels.CLIPPING, panels.GRADIENT_NORM),
 )
 
 
-STEP_REPEATED = Condition(
+STEP_REPEATED = loop_mistake(
+    "step repeated",
     name="MpAgentStepRepeated",
     summary="The optimizer steps again with gradients that its step before has used.",
     meaning="There is no backward in between, so the weights move twice, or more often, along the "
-    "same gradients: as with a multiple of the learning rate, and with momentum and second moments "
-    "that count every batch several times. Schedules and counters that go by optimizer steps run "
-    "ahead of the data, and mp_agent_steps_total counts each of these steps.",
+    "same gradients: as with a multiple of the learning rate, and with momentum and second "
+    "moments that count every batch several times. Schedules and counters that go by optimizer "
+    "steps run ahead of the data, and mp_agent_steps_total counts each of these steps.",
     confirm="Count the calls of optimizer.step() and of backward() in one iteration of the loop. "
     "mp_agent_loss is absent on steps without a backward.",
     remedies=(
@@ -217,41 +215,31 @@ STEP_REPEATED = Condition(
         "gradients, and changes nothing.",
     ),
     why="step() uses the gradients that are there, whether they are new or not.",
-    levels=(
-        lasts(
-            "step repeated",
-            "On {value|count} consecutive steps of run {run}, an optimizer stepped again, or had "
-            "just done so, with gradients that its step before had used: there was no backward in "
-            "between.",
-        ),
+    description="On {value|count} consecutive steps of run {run}, an optimizer stepped again, or "
+    "had just done so, with gradients that its step before had used: there was no backward in "
+    "between.",
+    quiet="a step that is repeated now and then",
+    harm="No state is damaged, but the run trains with another learning rate and momentum than it "
+    "was given. Fix the loop within the hour, and go on from a checkpoint of before the first "
+    "such step.",
+    reading="The number of consecutive steps of which at least every second used gradients again.",
+    causes=(
+        "optimizer.step() both in the loop and in a callback, a hook or a helper.",
+        "scaler.step(optimizer) followed by optimizer.step().",
+        "optimizer.step() in a loop over parameter groups, models or losses that share one "
+        "optimizer.",
     ),
-    quiet=("a step that is repeated now and then",),
-    needs=((Quantity.LOOP,),),
-    knobs=(less_above("loop_mistake_steps"),),
-    guidance=Guidance(
-        harm="No state is damaged, but the run trains with another learning rate and momentum than "
-        "it was given. Fix the loop within the hour, and go on from a checkpoint of before the "
-        "first such step.",
-        query=mistake_query("step repeated"),
-        reading="The number of consecutive steps of which at least every second used gradients "
-        "again.",
-        causes=(
-            "optimizer.step() both in the loop and in a callback, a hook or a helper.",
-            "scaler.step(optimizer) followed by optimizer.step().",
-            "optimizer.step() in a loop over parameter groups, models or losses that share one "
-            "optimizer.",
-        ),
-        false_positives=(
-            "A line search by hand that steps, restores the weights, and steps again with another "
-            "learning rate: raise loop_mistake_steps for it.",
-        ),
-        samples=("order_of_the_loop",),
-        panels=(panels.LEARNING_RATE, panels.LOSS),
+    false_positives=(
+        "A line search by hand that steps, restores the weights, and steps again with another "
+        "learning rate: raise loop_mistake_steps for it.",
     ),
+    samples=("order_of_the_loop",),
+    panels=(panels.LEARNING_RATE, panels.LOSS),
 )
 
 
-GRADIENTS_LEFT_SCALED = Condition(
+GRADIENTS_LEFT_SCALED = loop_mistake(
+    "scaled gradients",
     name="MpAgentGradientsLeftScaled",
     summary="An optimizer steps with gradients that are still multiplied by the loss scale.",
     meaning="GradScaler multiplies the loss, by 65536 at first, and its step() divides the "
@@ -268,37 +256,28 @@ GRADIENTS_LEFT_SCALED = Condition(
         "enabled=False.",
     ),
     why="The gradients of a scaled loss have to be divided by the scale before they are used.",
-    levels=(
-        lasts(
-            "scaled gradients",
-            "On {value|count} consecutive steps, an optimizer of run {run} used gradients of a "
-            "scaled loss that nothing had unscaled.",
-        ),
+    description="On {value|count} consecutive steps, an optimizer of run {run} used gradients of "
+    "a scaled loss that nothing had unscaled.",
+    quiet="a few steps with scaled gradients",
+    harm="The run trains with wrong gradients from the first of these steps on. Stop it within "
+    "the hour, and fix the loop.",
+    reading="The number of consecutive steps that used gradients which were still scaled.",
+    causes=(
+        "optimizer.step() where scaler.step(optimizer) was meant.",
+        "Several optimizers of which only the first is stepped by the scaler.",
+        "A library or a wrapper that steps the optimizer by itself.",
     ),
-    quiet=("a few steps with scaled gradients",),
-    needs=((Quantity.LOOP,),),
-    knobs=(less_above("loop_mistake_steps"),),
-    guidance=Guidance(
-        harm="The run trains with wrong gradients from the first of these steps on. Stop it within "
-        "the hour, and fix the loop.",
-        query=mistake_query("scaled gradients"),
-        reading="The number of consecutive steps that used gradients which were still scaled.",
-        causes=(
-            "optimizer.step() where scaler.step(optimizer) was meant.",
-            "Several optimizers of which only the first is stepped by the scaler.",
-            "A library or a wrapper that steps the optimizer by itself.",
-        ),
-        false_positives=(
-            "Gradients that are unscaled by hand, through grad.data, of an optimizer that is not "
-            "the first: not seen.",
-        ),
-        samples=("order_of_the_loop",),
-        panels=(panels.GRADIENT_NORM, panels.LOSS_SCALE),
+    false_positives=(
+        "Gradients that are unscaled by hand, through grad.data, of an optimizer that is not the "
+        "first: not seen.",
     ),
+    samples=("order_of_the_loop",),
+    panels=(panels.GRADIENT_NORM, panels.LOSS_SCALE),
 )
 
 
-OPTIMIZER_NEVER_STEPS = Condition(
+OPTIMIZER_NEVER_STEPS = loop_mistake(
+    "optimizer never steps",
     name="MpAgentOptimizerNeverSteps",
     summary="An optimizer has never stepped, although gradients are made for it.",
     meaning="The weights that it holds stay as they were made: that part of the model, or all of "
@@ -312,44 +291,36 @@ OPTIMIZER_NEVER_STEPS = Condition(
         "then cost nothing.",
     ),
     why="backward() makes gradients, and zero_grad() clears them; step() alone changes weights.",
-    levels=(
-        lasts(
-            "optimizer never steps",
-            "Over {value|count} steps of run {run}, or as many backwards and more if it makes no "
-            "step at all, gradients were made for an optimizer that has not stepped once.",
-        ),
+    description="Over {value|count} steps of run {run}, or as many backwards and more if it makes "
+    "no step at all, gradients were made for an optimizer that has not stepped once.",
+    quiet="an optimizer that begins to step a little later than another",
+    harm="No state is damaged, but what was computed since is lost for that part of the model. "
+    "Fix the loop, and start again, within the hour.",
+    reading="The number of steps of the run, or 64 of a run without any, for which it has not "
+    "stepped.",
+    causes=(
+        "step() of one of several optimizers is missing: of the discriminator, the critic, the "
+        "embeddings.",
+        "step() in a branch that is not taken, or of another optimizer than the one that holds "
+        "the weights.",
+        "A helper makes another optimizer of the same weights, and that one is stepped.",
     ),
-    quiet=("an optimizer that begins to step a little later than another",),
-    needs=((Quantity.LOOP,),),
-    knobs=(less_above("loop_mistake_steps"),),
-    guidance=Guidance(
-        harm="No state is damaged, but what was computed since is lost for that part of the "
-        "model. Fix the loop, and start again, within the hour.",
-        query=mistake_query("optimizer never steps"),
-        reading="The number of steps of the run, or 64 of a run without any, for which it has not "
-        "stepped.",
-        causes=(
-            "step() of one of several optimizers is missing: of the discriminator, the critic, "
-            "the embeddings.",
-            "step() in a branch that is not taken, or of another optimizer than the one that "
-            "holds the weights.",
-            "A helper makes another optimizer of the same weights, and that one is stepped.",
-        ),
-        false_positives=(
-            "A phase at the beginning in which only another part is trained, and gradients of "
-            "this one are made all the same: raise loop_mistake_steps for it, or freeze it.",
-        ),
-        samples=("order_of_the_loop",),
-        panels=(panels.LEARNING_RATE, panels.LOSS),
+    false_positives=(
+        "A phase at the beginning in which only another part is trained, and gradients of this "
+        "one are made all the same: raise loop_mistake_steps for it, or freeze it.",
     ),
+    samples=("order_of_the_loop",),
+    panels=(panels.LEARNING_RATE, panels.LOSS),
 )
 
 
-LEFT_IN_EVALUATION = Condition(
+LEFT_IN_EVALUATION = loop_mistake(
+    "evaluation mode",
+    threshold="evaluation_mode_steps",
     name="MpAgentLeftInEvaluation",
     summary="The model was left in evaluation mode, and is trained in it.",
-    meaning="Dropout drops nothing, and batch normalization uses and keeps its old statistics: the "
-    "training loss falls, often faster than before, while the model overfits, or drifts away "
+    meaning="Dropout drops nothing, and batch normalization uses and keeps its old statistics: "
+    "the training loss falls, often faster than before, while the model overfits, or drifts away "
     "from the statistics that it will be used with.",
     confirm="Print model.training before backward(): it is False. The training loss may have "
     "dropped suddenly, after a validation.",
@@ -360,36 +331,24 @@ LEFT_IN_EVALUATION = Condition(
         "with frozen statistics, are not counted.",
     ),
     why="eval() holds until train() is called; no_grad ends by itself, the mode does not.",
-    levels=(
-        lasts(
-            "evaluation mode",
-            "Run {run} has made {value|count} consecutive steps with all of a model in evaluation "
-            "mode: after steps in training mode, or since the start, although it has dropout.",
-            "evaluation_mode_steps",
-        ),
+    description="Run {run} has made {value|count} consecutive steps with all of a model in "
+    "evaluation mode: after steps in training mode, or since the start, although it has dropout.",
+    quiet="a few steps in evaluation mode",
+    harm="No state is damaged at once; the run trains without the regularization that was asked "
+    "for. Fix it within the hour, and go on from a checkpoint of before the first such step.",
+    reading="The number of consecutive steps in evaluation mode.",
+    causes=(
+        "model.eval() before a validation, and no model.train() after it.",
+        "A model of Transformers as from_pretrained returns it, which is in evaluation mode.",
+        "model.train() before the loop over epochs only, or of another model.",
+        "eval() to sample from a GAN's generator, or to roll out a policy.",
     ),
-    quiet=("a few steps in evaluation mode",),
-    needs=((Quantity.LOOP,),),
-    knobs=(less_above("evaluation_mode_steps"),),
-    guidance=Guidance(
-        harm="No state is damaged at once; the run trains without the regularization that was "
-        "asked for. Fix it within the hour, and go on from a checkpoint of before the first such "
-        "step.",
-        query=mistake_query("evaluation mode"),
-        reading="The number of consecutive steps in evaluation mode.",
-        causes=(
-            "model.eval() before a validation, and no model.train() after it.",
-            "A model of Transformers as from_pretrained returns it, which is in evaluation mode.",
-            "model.train() before the loop over epochs only, or of another model.",
-            "eval() to sample from a GAN's generator, or to roll out a policy.",
-        ),
-        false_positives=(
-            "A last phase, or a whole run, that is trained in evaluation mode on purpose, by the "
-            "same optimizer.",
-        ),
-        samples=("back_to_training",),
-        panels=(panels.LOSS,),
+    false_positives=(
+        "A last phase, or a whole run, that is trained in evaluation mode on purpose, by the same "
+        "optimizer.",
     ),
+    samples=("back_to_training",),
+    panels=(panels.LOSS,),
 )
 
 

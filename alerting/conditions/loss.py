@@ -4,7 +4,7 @@ from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
-from mp_agent.alerting.conditions.loop import lasts, mistake_query
+from mp_agent.alerting.conditions.loop import loop_mistake
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions import Compare, Count, Series, all_of, limit
 from mp_agent.alerting.first_line import Triage
@@ -295,12 +295,13 @@ LOSS_SPIKE = Condition(
 )
 
 
-LOSS_INPUT_MISMATCH = Condition(
+LOSS_INPUT_MISMATCH = loop_mistake(
+    "loss input mismatch",
     name="MpAgentLossInputMismatch",
     summary="A loss function is given probabilities where it takes logits, or similar.",
-    meaning="Cross-entropy of probabilities cannot fall to 0, and its gradients nearly vanish: the "
-    "model learns slowly, and less. The negative log-likelihood of probabilities or logits, in "
-    "place of their logarithms, is no likelihood at all, and falls without end.",
+    meaning="Cross-entropy of probabilities cannot fall to 0, and its gradients nearly vanish: "
+    "the model learns slowly, and less. The negative log-likelihood of probabilities or logits, "
+    "in place of their logarithms, is no likelihood at all, and falls without end.",
     confirm="Print loss.grad_fn.next_functions: the loss function comes right after softmax, "
     "sigmoid or the last layer.",
     remedies=(
@@ -310,71 +311,52 @@ LOSS_INPUT_MISMATCH = Condition(
     ),
     why="cross_entropy applies log_softmax itself, BCEWithLogitsLoss the sigmoid; nll_loss and "
     "kl_div apply no logarithm to their input.",
-    levels=(
-        lasts(
-            "loss input mismatch",
-            "On {value|count} consecutive steps, run {run} computed its loss by a function that "
-            "takes logits from probabilities, or by one that takes their logarithms from "
-            "probabilities or logits.",
-        ),
+    description="On {value|count} consecutive steps, run {run} computed its loss by a function "
+    "that takes logits from probabilities, or by one that takes their logarithms from "
+    "probabilities or logits.",
+    quiet="a few steps with such a loss",
+    harm="No state is damaged, but the model is trained for something else than was meant. Fix "
+    "the loss, and start again, within the hour.",
+    reading="The number of consecutive steps, as of the last look at the loss, on every 17th.",
+    causes=(
+        "A model that ends in softmax or sigmoid, for inference, and a loss that applies it.",
+        "nll_loss where cross_entropy was meant, or without log_softmax before it.",
+        "kl_div, whose input, unlike its target, is logarithms.",
     ),
-    quiet=("a few steps with such a loss",),
-    needs=((Quantity.LOOP,),),
-    knobs=(less_above("loop_mistake_steps"),),
-    guidance=Guidance(
-        harm="No state is damaged, but the model is trained for something else than was meant. Fix "
-        "the loss, and start again, within the hour.",
-        query=mistake_query("loss input mismatch"),
-        reading="The number of consecutive steps, as of the last look at the loss, on every 17th.",
-        causes=(
-            "A model that ends in softmax or sigmoid, for inference, and a loss that applies it.",
-            "nll_loss where cross_entropy was meant, or without log_softmax before it.",
-            "kl_div, whose input, unlike its target, is logarithms.",
-        ),
-        false_positives=(
-            "Scores that are bounded by a sigmoid on purpose, and go into cross-entropy without a "
-            "temperature.",
-        ),
-        samples=("stable_operations",),
-        panels=(panels.LOSS, panels.GRADIENT_NORM),
+    false_positives=(
+        "Scores that are bounded by a sigmoid on purpose, and go into cross-entropy without a "
+        "temperature.",
     ),
+    samples=("stable_operations",),
+    panels=(panels.LOSS, panels.GRADIENT_NORM),
 )
 
 
-TARGETS_BROADCAST = Condition(
+TARGETS_BROADCAST = loop_mistake(
+    "targets broadcast",
     name="MpAgentTargetsBroadcast",
     summary="Outputs [B, 1] are compared with targets [B]: each output with all targets.",
-    meaning="Broadcasting makes B x B differences of B outputs and B targets. The loss is smallest "
-    "where every output is the mean of all targets, which is what the model learns.",
+    meaning="Broadcasting makes B x B differences of B outputs and B targets. The loss is "
+    "smallest where every output is the mean of all targets, which is what the model learns.",
     confirm="Print output.shape and target.shape right before the loss. torch warns of it on the "
     "first call of mse_loss, and of nothing where the difference is written by hand.",
     remedies=("Give both the same shape: output.squeeze(-1), or target.unsqueeze(-1).",),
     why="A shape [B, 1] is broadcast against [B] along both dimensions.",
-    levels=(
-        lasts(
-            "targets broadcast",
-            "On {value|count} consecutive steps, run {run} compared outputs and targets of shapes "
-            "[B, 1] and [B], which broadcasting makes [B, B] of.",
-        ),
+    description="On {value|count} consecutive steps, run {run} compared outputs and targets of "
+    "shapes [B, 1] and [B], which broadcasting makes [B, B] of.",
+    quiet="a few steps with such a loss",
+    harm="No state is damaged, but the model learns a constant. Fix the loss, and start again, "
+    "within the hour.",
+    reading="The number of consecutive steps, as of the last look at the loss, on every 17th.",
+    causes=(
+        "A last layer with one output, and targets that were loaded as a vector.",
+        "squeeze() of the targets or of the outputs, and not of both.",
     ),
-    quiet=("a few steps with such a loss",),
-    needs=((Quantity.LOOP,),),
-    knobs=(less_above("loop_mistake_steps"),),
-    guidance=Guidance(
-        harm="No state is damaged, but the model learns a constant. Fix the loss, and start again, "
-        "within the hour.",
-        query=mistake_query("targets broadcast"),
-        reading="The number of consecutive steps, as of the last look at the loss, on every 17th.",
-        causes=(
-            "A last layer with one output, and targets that were loaded as a vector.",
-            "squeeze() of the targets or of the outputs, and not of both.",
-        ),
-        false_positives=(
-            "A loss over all pairs that gets its shape by view or reshape in place of unsqueeze.",
-        ),
-        samples=("check_batch",),
-        panels=(panels.LOSS,),
+    false_positives=(
+        "A loss over all pairs that gets its shape by view or reshape in place of unsqueeze.",
     ),
+    samples=("check_batch",),
+    panels=(panels.LOSS,),
 )
 
 

@@ -4,7 +4,7 @@ from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
-from mp_agent.alerting.conditions.loop import lasts, mistake_query
+from mp_agent.alerting.conditions.loop import loop_mistake
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions import Compare, Count, Predicate, Series, Where, any_of, limit
 from mp_agent.alerting.first_line import UPDATED, Triage
@@ -112,12 +112,13 @@ OVERFLOW_RATIO_HIGH = Condition(
 )
 
 
-FP16_WITHOUT_LOSS_SCALE = Condition(
+FP16_WITHOUT_LOSS_SCALE = loop_mistake(
+    "FP16 without a loss scale",
     name="MpAgentFp16WithoutLossScale",
     summary="The run trains under autocast to FP16, and nothing scales its loss.",
-    meaning="Gradients of activations are FP16: those below 6e-8 become 0, and of those below 6e-5 "
-    "digits are lost. What depends on small gradients, mostly the first layers and late phases of "
-    "a training, learns less or nothing.",
+    meaning="Gradients of activations are FP16: those below 6e-8 become 0, and of those below "
+    "6e-5 digits are lost. What depends on small gradients, mostly the first layers and late "
+    "phases of a training, learns less or nothing.",
     confirm='mp_agent_run_info has precision="fp16" and an empty scaler; in the loop, '
     "loss.backward() is called without a GradScaler.",
     remedies=(
@@ -126,34 +127,24 @@ FP16_WITHOUT_LOSS_SCALE = Condition(
         "Use BF16, which has the range of FP32 and needs no scaling, where the hardware has it.",
     ),
     why="The loss scale moves gradients up into the range that FP16 has, before they are made.",
-    levels=(
-        lasts(
-            "FP16 without a loss scale",
-            "Run {run} has made {value|count} consecutive steps under autocast to FP16 without any "
-            "scaling of the loss that mp_agent has seen.",
-        ),
+    description="Run {run} has made {value|count} consecutive steps under autocast to FP16 "
+    "without any scaling of the loss that mp_agent has seen.",
+    quiet="a few steps under FP16 without a scaler",
+    harm="No state is damaged, but a part of the gradients is lost on every step. Fix it within "
+    "the day.",
+    reading="The number of consecutive steps, as of the last look at the loss, on every 17th.",
+    causes=(
+        "autocast was added without a GradScaler, or with one that is not enabled.",
+        "A script for BF16 that runs on hardware without it, where autocast was set to FP16.",
     ),
-    quiet=("a few steps under FP16 without a scaler",),
-    needs=((Quantity.LOOP,),),
-    knobs=(less_above("loop_mistake_steps"),),
-    guidance=Guidance(
-        harm="No state is damaged, but a part of the gradients is lost on every step. Fix it "
-        "within the day.",
-        query=mistake_query("FP16 without a loss scale"),
-        reading="The number of consecutive steps, as of the last look at the loss, on every 17th.",
-        causes=(
-            "autocast was added without a GradScaler, or with one that is not enabled.",
-            "A script for BF16 that runs on hardware without it, where autocast was set to FP16.",
-        ),
-        false_positives=(
-            "A loss that is scaled within a function of the script's own, which its graph does not "
-            "show.",
-            "A model whose gradients are large enough without it: compare mp_agent_grad_zero_ratio "
-            "with that of a run in FP32.",
-        ),
-        samples=("clip_after_unscale",),
-        panels=(panels.LOSS_SCALE, panels.GRADIENT_NORM),
+    false_positives=(
+        "A loss that is scaled within a function of the script's own, which its graph does not "
+        "show.",
+        "A model whose gradients are large enough without it: compare mp_agent_grad_zero_ratio "
+        "with that of a run in FP32.",
     ),
+    samples=("clip_after_unscale",),
+    panels=(panels.LOSS_SCALE, panels.GRADIENT_NORM),
 )
 
 
