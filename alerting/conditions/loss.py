@@ -301,19 +301,21 @@ LOSS_INPUT_MISMATCH = loop_mistake(
     summary="A loss function is given probabilities where it takes logits, or similar.",
     meaning="Cross-entropy of probabilities cannot fall to 0, and its gradients nearly vanish: "
     "the model learns slowly, and less. The negative log-likelihood of probabilities or logits, "
-    "in place of their logarithms, is no likelihood at all, and falls without end.",
+    "in place of their logarithms, is no likelihood at all, and falls without end. So does binary "
+    "cross-entropy of targets beyond 1.",
     confirm="Print loss.grad_fn.next_functions: the loss function comes right after softmax, "
     "sigmoid or the last layer.",
     remedies=(
         "Give cross_entropy, CrossEntropyLoss and BCEWithLogitsLoss the outputs of the last layer "
         "as they are: leave the softmax or sigmoid out while training.",
         "Give nll_loss, and kl_div as its input, the result of log_softmax.",
+        "Bring the targets of a binary cross-entropy into 0 to 1: divide masks by 255.",
     ),
     why="cross_entropy applies log_softmax itself, BCEWithLogitsLoss the sigmoid; nll_loss and "
     "kl_div apply no logarithm to their input.",
     description="On {value|count} consecutive steps, run {run} computed its loss by a function "
     "that takes logits from probabilities, or by one that takes their logarithms from "
-    "probabilities or logits.",
+    "probabilities or logits, or its cross-entropy was negative.",
     quiet="a few steps with such a loss",
     harm="No state is damaged, but the model is trained for something else than was meant. Fix "
     "the loss, and start again, within the hour.",
@@ -322,6 +324,7 @@ LOSS_INPUT_MISMATCH = loop_mistake(
         "A model that ends in softmax or sigmoid, for inference, and a loss that applies it.",
         "nll_loss where cross_entropy was meant, or without log_softmax before it.",
         "kl_div, whose input, unlike its target, is logarithms.",
+        "Masks or labels from 0 to 255 as targets of a binary cross-entropy.",
     ),
     false_positives=(
         "Scores that are bounded by a sigmoid on purpose, and go into cross-entropy without a "

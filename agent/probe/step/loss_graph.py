@@ -4,7 +4,7 @@ No module has a hook for that, since `torch.compile` would compile it again. Wha
 graph, or in functions of the script's own, is not seen.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -67,13 +67,20 @@ def is_multiplied(roots: object) -> bool:
     )
 
 
-def mistakes_of(roots: object) -> Iterator[str]:
-    """Yield the columns of what is wrong in how a loss was computed from the model's outputs."""
+def mistakes_of(roots: object, *, scaled: bool = False) -> Mapping[str, Scalar]:
+    """Return the columns of what is wrong in how a loss was computed from the model's outputs.
+
+    scaled: a GradScaler has multiplied it last.
+    """
     nodes = list(_nodes(roots, _LOSS_NODES, nearest_first=True))
+    found: dict[str, Scalar] = {}
     if any(map(_has_other_input, nodes)):
-        yield LOSS_INPUT_MISMATCH
+        found[LOSS_INPUT_MISMATCH] = 1.0
+    elif (negative := _is_negative(roots, scaled=scaled)) is not None:
+        found[LOSS_INPUT_MISMATCH] = negative
     if any(map(_broadcasts_targets, nodes)):
-        yield TARGETS_BROADCAST
+        found[TARGETS_BROADCAST] = 1.0
+    return found
 
 
 _PROBABILITIES = frozenset(("SoftmaxBackward0", "SigmoidBackward0"))
@@ -115,6 +122,35 @@ def _has_other_input(node: Any) -> bool:
         and _next(product, 0) is None
         and _name_of_source(product, 1) == "SoftmaxBackward0"
     )
+
+
+_NEVER_NEGATIVE = frozenset(
+    (
+        *("BinaryCrossEntropyWithLogitsBackward0", "BinaryCrossEntropyBackward0"),
+        *("NllLossBackward0", "NllLoss2DBackward0"),
+    )
+)
+_BELOW_0 = -1e-3
+"""Further below 0 than a loss of 0 may be by rounding."""
+
+
+def _is_negative(roots: object, *, scaled: bool) -> Scalar | None:
+    """Return 1 of a cross-entropy below 0, as of masks up to 255; on a device 1 or 0; else None.
+
+    One that is divided by constants counts; one that they multiply may be maximized.
+    """
+    root = roots[0] if isinstance(roots, list | tuple) and len(roots) == 1 else roots
+    node = getattr(root, "grad_fn", None)
+    if node is not None and scaled and node.name() == "MulBackward0":
+        node = _next(node, 0)
+    while node is not None and node.name() == "DivBackward0":
+        node = _next(node, 0)
+    loss = scalar_of(root)
+    if node is None or node.name() not in _NEVER_NEGATIVE or loss is None:
+        return None
+    if isinstance(loss, torch.Tensor):
+        return scalar_of((loss < _BELOW_0).double())
+    return 1.0 if loss < _BELOW_0 else None
 
 
 _ELEMENTWISE_LOSSES = frozenset(

@@ -10,6 +10,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from mp_agent.probe.optimizers.loop_order import any_of
 from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
 from mp_agent.probe.step.loss_graph import fp32_share, is_multiplied, mistakes_of
 from mp_agent.probe.step.thread_progress import loss_of, within_backward
@@ -127,7 +128,7 @@ class BackwardTracking:
         """There were so many of these that an optimizer is to be searched for."""
         self._looked_at = 0
         """The last step on which the graph of the loss was looked at."""
-        self._found: dict[str, float] = {}
+        self._found: dict[str, Scalar] = {}
         """What was wrong in it, by column."""
 
     def begins(self, roots: object, seeds: object, inputs: Sequence[torch.Tensor] | None) -> None:
@@ -286,7 +287,9 @@ class BackwardTracking:
         step = context.step
         if self._looked_at != step.sequence:
             self._looked_at, self._found = step.sequence, {}
-        self._found |= dict.fromkeys(mistakes_of(roots), 1.0)
+        for column, flag in mistakes_of(roots, scaled=thread.backward_scaled).items():
+            found = any_of((self._found.get(column), flag))
+            self._found |= {} if found is None else {column: found}
         if thread.autocast_step != step.sequence:
             return
         if AUTOCAST_FP32_SHARE not in step.scalars and (share := fp32_share(roots)) is not None:

@@ -260,8 +260,8 @@ COMMON_STEP_COLUMNS = (
         LOSS_INPUT_MISMATCH,
         Algebra.MAX,
         "1 if, at the last look at the graph of the loss, a loss function that takes logits was "
-        "given probabilities, or one that takes their logarithms probabilities or logits; absent "
-        "if not",
+        "given probabilities, or one that takes their logarithms probabilities or logits, or a "
+        "cross-entropy was negative; 0 or absent if not",
     ),
     Column(
         TARGETS_BROADCAST,

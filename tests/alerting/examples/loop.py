@@ -104,7 +104,8 @@ _MISMATCH = _lasting(
     "softmax before cross_entropy",
     "loss input mismatch",
     "On 91 consecutive steps, run demo computed its loss by a function that takes logits from "
-    "probabilities, or by one that takes their logarithms from probabilities or logits.",
+    "probabilities, or by one that takes their logarithms from probabilities or logits, or its "
+    "cross-entropy was negative.",
 )
 _BROADCAST = _lasting(
     "outputs with a dimension that their targets lack",

@@ -14,6 +14,7 @@ from mp_agent.records.columns import LOSS_INPUT_MISMATCH, TARGETS_BROADCAST
 _INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
 _CLASSES = torch.tensor([0, 1, 2, 3, 0, 1])
 _SHARES = torch.full((6, 4), 0.25)
+_ONES = torch.ones(6, 4)
 _VALUES = torch.linspace(-1.0, 1.0, 6)
 _CLASSIFIER, _REGRESSION = nn.Linear(5, 4), nn.Linear(5, 1)
 
@@ -69,6 +70,10 @@ _MISMATCHES = {
         _logits().log_softmax(-1).exp(), _CLASSES
     ),
     "likelihood of logits": lambda: F.nll_loss(_logits(), _CLASSES),
+    "a mask up to 255": lambda: F.binary_cross_entropy_with_logits(_logits() + 5.0, 255.0 * _ONES),
+    "a mask up to 255, accumulated": lambda: (
+        F.binary_cross_entropy_with_logits(_logits() + 5.0, 255.0 * _ONES) / 4
+    ),
     "divergence of probabilities": lambda: F.kl_div(
         _probabilities(), _SHARES, reduction="batchmean"
     ),
@@ -106,6 +111,8 @@ _RIGHT = {
     "all pairs of outputs": lambda: (_outputs() - _outputs().T).relu().mean(),
     "a batch of one": lambda: F.mse_loss(_outputs()[:1], _VALUES[:1]),
     "a centre per output": lambda: ((_outputs() - torch.ones(3)) ** 2).mean(),
+    "targets from 0 to 1": lambda: F.binary_cross_entropy_with_logits(50.0 * _logits(), _ONES) / 2,
+    "entropy that is maximized": lambda: -0.1 * F.cross_entropy(_logits(), _CLASSES),
     "no graph": lambda: _VALUES.mean(),
 }
 
@@ -129,6 +136,13 @@ def test_targets_that_are_broadcast_against_outputs_are_found(name):
 @pytest.mark.parametrize("name", _RIGHT)
 def test_a_right_loss_is_left_alone(name):
     assert _found(_RIGHT[name]) == []
+
+
+def test_a_negative_loss_counts_although_a_scaler_has_multiplied_it():
+    scaler = torch.amp.GradScaler("cpu")
+    loss = F.binary_cross_entropy_with_logits(_logits() + 5.0, 255.0 * _ONES)
+    assert list(mistakes_of(scaler.scale(loss), scaled=True)) == [LOSS_INPUT_MISMATCH]
+    assert list(mistakes_of(-1.0 * F.cross_entropy(_logits(), _CLASSES))) == []
 
 
 def test_a_model_is_not_searched_for_what_a_loss_does():
