@@ -232,7 +232,7 @@ POINTS = (
     ChecklistPoint(
         title="the loss is computed under autocast",
         rules=(autocast.LOSS_OUTSIDE_AUTOCAST, autocast.BACKWARD_UNDER_AUTOCAST),
-        conditions=(overflows.AUTOCAST_WITHOUT_EFFECT,),
+        conditions=(overflows.AUTOCAST_WITHOUT_EFFECT, overflows.LOSS_IN_16_BITS),
         look=_loss_under_autocast,
         remedy="",
         unseen="Where a library turns autocast on, look at its loss there.",

@@ -275,7 +275,9 @@ class Settings(BaseSettings):
         description="Directory for flight records.",
     )
     flight_steps: int = Field(
-        200, ge=1, description="Maximum number of steps per rank in a flight record."
+        200,
+        ge=1,
+        description="Maximum number of steps per rank in a flight record; a rank keeps 1024.",
     )
     flight_records_max: int = Field(
         10, ge=0, description="Flight records kept per run; 0 disables them."

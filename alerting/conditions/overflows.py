@@ -148,6 +148,34 @@ FP16_WITHOUT_LOSS_SCALE = loop_mistake(
 )
 
 
+LOSS_IN_16_BITS = loop_mistake(
+    "loss in 16 bits",
+    name="MpAgentLossIn16Bits",
+    summary="The loss is computed in BF16 or FP16.",
+    meaning="BF16 has 3 significant digits: the logarithms and sums of a loss are rounded to 0.4 % "
+    "or more, and with them the gradients that start from it. The loss falls less far, and small "
+    "differences between probabilities are lost. FP16 overflows above 65504 as well.",
+    confirm="Print loss.dtype, and the dtype of what the loss function is given.",
+    remedies=(
+        "Cast the outputs to FP32 for the loss: cross_entropy(logits.float(), targets).",
+        "Call the loss function under autocast, which computes it in FP32.",
+    ),
+    why="Logarithms, exponentials and sums of many terms need more digits than the products of a "
+    "layer.",
+    description="On {value|count} consecutive steps, run {run} computed its loss in 16 bits.",
+    quiet="a few steps with a loss in 16 bits",
+    harm="No state is damaged; the run loses accuracy. Fix it before the next start.",
+    reading="The number of consecutive steps, as of the last look at the loss, on every 17th.",
+    causes=(
+        "A model that was cast to BF16 as a whole, and a loss function outside of autocast.",
+        "An engine or wrapper whose outputs are in 16 bits.",
+    ),
+    false_positives=("A task whose loss needs no more digits, by a comparison with FP32.",),
+    samples=("sum_in_float32",),
+    panels=(panels.LOSS,),
+)
+
+
 AUTOCAST_WITHOUT_EFFECT = Condition(
     name="MpAgentAutocastWithoutEffect",
     summary="Autocast is on, but most linear layers and convolutions compute in FP32.",
@@ -198,4 +226,4 @@ AUTOCAST_WITHOUT_EFFECT = Condition(
 )
 
 
-CONDITIONS = (OVERFLOW_RATIO_HIGH, FP16_WITHOUT_LOSS_SCALE)
+CONDITIONS = (OVERFLOW_RATIO_HIGH, FP16_WITHOUT_LOSS_SCALE, LOSS_IN_16_BITS)

@@ -55,6 +55,7 @@ _SEVERITIES = {
     "MpAgentFp16WithoutLossScale": (_W,),
     "MpAgentLossInputMismatch": (_W,),
     "MpAgentTargetsBroadcast": (_W,),
+    "MpAgentLossIn16Bits": (_W,),
     "MpAgentEpochRepeated": (_W,),
     "MpAgentSeedRepeated": (_W,),
     "MpAgentOptimizerNeverSteps": (_W,),

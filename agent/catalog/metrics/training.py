@@ -353,7 +353,7 @@ LOOP_MISTAKE_STEPS = gauge(
     "DistributedSampler that shuffles was not given a new one), `seed repeated` (so that random "
     "numbers are those of the step before), `FP16 without a loss scale` (under autocast), `loss "
     "input mismatch` (such as probabilities for logits), `targets broadcast` ([B] against outputs "
-    "[B, 1]); the last three are looked at on every 17th step.",
+    "[B, 1]), `loss in 16 bits`; the last four are looked at on every 17th step.",
     read=lambda run: {(mistake,): float(steps) for mistake, steps in run.loop.steps.items()},
 )
 AUTOCAST_FP32_SAMPLES = gauge(

@@ -23,6 +23,7 @@ from mp_agent.records.columns import (
     LATE_CLIPPING,
     LEARNING_RATES_ZERO,
     LEFT_IN_EVALUATION,
+    LOSS_IN_16_BITS,
     LOSS_INPUT_MISMATCH,
     NOTHING_LOADED,
     OPTIMIZER_NEVER_STEPS,
@@ -314,6 +315,7 @@ MISTAKES: Mapping[str, str] = {
     FP16_WITHOUT_LOSS_SCALE: "FP16 without a loss scale",
     LOSS_INPUT_MISMATCH: "loss input mismatch",
     TARGETS_BROADCAST: "targets broadcast",
+    LOSS_IN_16_BITS: "loss in 16 bits",
 }
 """What a step column that is above 0 shows."""
 

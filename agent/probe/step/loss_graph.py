@@ -4,13 +4,13 @@ No module has a hook for that, since `torch.compile` would compile it again. Wha
 graph, or in functions of the script's own, is not seen.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from mp_agent.probe.scalars import Scalar, scalar_of
-from mp_agent.records.columns import LOSS_INPUT_MISMATCH, TARGETS_BROADCAST
+from mp_agent.records.columns import LOSS_IN_16_BITS, LOSS_INPUT_MISMATCH, TARGETS_BROADCAST
 
 _PRODUCTS = frozenset(("AddmmBackward0", "ConvolutionBackward0", "LinearBackward0", "MmBackward0"))
 """Of linear layers and convolutions. Those of attention are in FP32 where its kernel wants them."""
@@ -80,6 +80,8 @@ def mistakes_of(roots: object, *, scaled: bool = False) -> Mapping[str, Scalar]:
         found[LOSS_INPUT_MISMATCH] = negative
     if any(map(_broadcasts_targets, nodes)):
         found[TARGETS_BROADCAST] = 1.0
+    if _is_in_16_bits(nodes):
+        found[LOSS_IN_16_BITS] = 1.0
     return found
 
 
@@ -122,6 +124,25 @@ def _has_other_input(node: Any) -> bool:
         and _next(product, 0) is None
         and _name_of_source(product, 1) == "SoftmaxBackward0"
     )
+
+
+_LOSS_FUNCTIONS = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "HuberLoss", "LogSoftmax"),
+        *("MseLoss", "NllLoss", "NllLoss2D", "SmoothL1Loss"),
+    )
+)
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
+
+def _is_in_16_bits(nodes: Sequence[Any]) -> bool:
+    """Return whether a loss function is computed in 16 bits; without one, what reduces the loss."""
+    functions = [node for node in nodes if node.name() in _LOSS_FUNCTIONS]
+    if not functions:
+        functions = [node for node in nodes if node.name() in _REDUCED][:1]
+    made = (_results(node) for node in functions)
+    return any(each and each[0].dtype in _SIXTEEN_BITS for each in made)
 
 
 _NEVER_NEGATIVE = frozenset(

@@ -26,6 +26,7 @@ EPOCH_REPEATED = "epoch_repeated"
 FP16_WITHOUT_LOSS_SCALE = "fp16_without_loss_scale"
 LOSS_INPUT_MISMATCH = "loss_input_mismatch"
 TARGETS_BROADCAST = "targets_broadcast"
+LOSS_IN_16_BITS = "loss_in_16_bits"
 LEARNING_RATES_ZERO = "learning_rates_zero"
 LOWEST_LEARNING_RATE = "lowest_learning_rate"
 ROUNDED_RATIO = "rounded_ratio"
@@ -268,6 +269,12 @@ COMMON_STEP_COLUMNS = (
         Algebra.MAX,
         "1 if, at the last look at the graph of the loss, outputs [B, 1] and targets [B], or "
         "the reverse, were broadcast to [B, B]; absent if not",
+    ),
+    Column(
+        LOSS_IN_16_BITS,
+        Algebra.MAX,
+        "1 if, at the last look at the graph of the loss, a loss function, or the mean or sum of "
+        "one written by hand, had a result in BF16 or FP16; absent if not",
     ),
     Column(
         PARTED_PARAMETERS,

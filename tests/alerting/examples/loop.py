@@ -125,6 +125,11 @@ _SEED = _lasting(
     "On 91 consecutive steps, run demo set the seed of torch's random numbers to the same value, "
     "and drew the same numbers from it before backward.",
 )
+_IN_16_BITS = _lasting(
+    "a model that was cast to BF16, and its loss with it",
+    "loss in 16 bits",
+    "On 91 consecutive steps, run demo computed its loss in 16 bits.",
+)
 
 
 EXAMPLES = {
@@ -186,6 +191,10 @@ EXAMPLES = {
     "MpAgentSeedRepeated": Examples(
         firing=(_SEED,),
         quiet=(_brief("a seed that is set a few times", "seed repeated"),),
+    ),
+    "MpAgentLossIn16Bits": Examples(
+        firing=(_IN_16_BITS,),
+        quiet=(_brief("a few steps with a loss in 16 bits", "loss in 16 bits"),),
     ),
     "MpAgentAutocastWithoutEffect": Examples(firing=(_ALL_FP32,), quiet=(_SOME_FP32,)),
 }

@@ -17,6 +17,7 @@ from mp_agent.records.columns import (
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
     LEFT_IN_EVALUATION,
+    LOSS_IN_16_BITS,
     LOSS_INPUT_MISMATCH,
     NOTHING_LOADED,
     OPTIMIZER_NEVER_STEPS,
@@ -934,6 +935,13 @@ FAULTS = (
         what="outputs [B, 1] are compared with targets [B]",
         script=partial(_in_the_loop, column=TARGETS_BROADCAST),
         expected={"MpAgentTargetsBroadcast": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="loss-in-16-bits",
+        what="the model was cast to BF16, and its loss with it",
+        script=partial(_in_the_loop, column=LOSS_IN_16_BITS),
+        expected={"MpAgentLossIn16Bits": "warning"},
         minutes=35,
     ),
     Scenario(

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from mp_agent.records.columns import (
     CLIPS_NOTHING,
     FP16_WITHOUT_LOSS_SCALE,
+    LOSS_IN_16_BITS,
     LOSS_INPUT_MISMATCH,
     TARGETS_BROADCAST,
 )
@@ -161,6 +162,26 @@ def targets_without_the_dimension_of_outputs() -> None:
 @healthy
 def targets_of_the_shape_of_outputs() -> None:
     train_with(lambda outputs, targets: ((outputs.squeeze(1) - targets) ** 2).mean(), outputs=1)
+
+
+def in_bf16(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 10)).bfloat16()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        loss(model(inputs.bfloat16()), targets).backward()
+        optimizer.step()
+
+
+@wrong(LOSS_IN_16_BITS)
+def loss_in_bf16() -> None:
+    in_bf16(F.cross_entropy)
+
+
+@healthy
+def loss_of_a_model_in_bf16_in_fp32() -> None:
+    in_bf16(lambda outputs, targets: F.cross_entropy(outputs.float(), targets))
 
 
 def under_fp16(

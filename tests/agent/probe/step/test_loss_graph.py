@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mp_agent.probe.step.loss_graph import is_multiplied, mistakes_of
-from mp_agent.records.columns import LOSS_INPUT_MISMATCH, TARGETS_BROADCAST
+from mp_agent.records.columns import LOSS_IN_16_BITS, LOSS_INPUT_MISMATCH, TARGETS_BROADCAST
 
 _INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
 _CLASSES = torch.tensor([0, 1, 2, 3, 0, 1])
@@ -90,6 +90,12 @@ _BROADCASTS = {
     "square by hand": lambda: ((_outputs() - _VALUES) ** 2).mean(),
     "magnitude by hand, the other way": lambda: 2.0 * (_VALUES - _outputs()).abs().mean(),
 }
+_IN_16_BITS = {
+    "cross-entropy": lambda: F.cross_entropy(_logits().bfloat16(), _CLASSES),
+    "cross-entropy that is cast later": lambda: F.cross_entropy(_logits().half(), _CLASSES).float(),
+    "mean square": lambda: F.mse_loss(_outputs().bfloat16(), _VALUES.bfloat16().unsqueeze(1)),
+    "square by hand": lambda: (_outputs().bfloat16() ** 2).mean(),
+}
 _RIGHT = {
     "cross-entropy": lambda: F.cross_entropy(_logits(), _CLASSES),
     "likelihood": lambda: F.nll_loss(_logits().log_softmax(-1), _CLASSES),
@@ -113,6 +119,11 @@ _RIGHT = {
     "a centre per output": lambda: ((_outputs() - torch.ones(3)) ** 2).mean(),
     "targets from 0 to 1": lambda: F.binary_cross_entropy_with_logits(50.0 * _logits(), _ONES) / 2,
     "entropy that is maximized": lambda: -0.1 * F.cross_entropy(_logits(), _CLASSES),
+    "16 bits that are cast before the loss": lambda: F.cross_entropy(
+        _logits().bfloat16().float(), _CLASSES
+    ),
+    "a result that is cast": lambda: F.cross_entropy(_logits(), _CLASSES).bfloat16(),
+    "products in 16 bits": lambda: F.mse_loss((_outputs().bfloat16() * 2).float(), _ONES[:, :1]),
     "no graph": lambda: _VALUES.mean(),
 }
 
@@ -131,6 +142,11 @@ def test_probabilities_in_place_of_logits_are_found(name):
 @pytest.mark.parametrize("name", _BROADCASTS)
 def test_targets_that_are_broadcast_against_outputs_are_found(name):
     assert _found(_BROADCASTS[name]) == [TARGETS_BROADCAST]
+
+
+@pytest.mark.parametrize("name", _IN_16_BITS)
+def test_a_loss_in_16_bits_is_found(name):
+    assert _found(_IN_16_BITS[name]) == [LOSS_IN_16_BITS]
 
 
 @pytest.mark.parametrize("name", _RIGHT)
