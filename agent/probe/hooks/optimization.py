@@ -167,14 +167,15 @@ def _reporting(
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original, updated=())
-        def method(self: GradScaler, argument: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(self: GradScaler, *args: Any, **kwargs: Any) -> Any:
             if getattr(within, "call", False) or not self.is_enabled():
-                return original(self, argument, *args, **kwargs)
+                return original(self, *args, **kwargs)
+            argument = args[0] if args else kwargs.get("outputs", kwargs.get("optimizer"))
             try:
                 within.call = True
                 if before is not None:
                     shield.run(kind, before, self, stepped_for(argument))
-                result = original(self, argument, *args, **kwargs)
+                result = original(self, *args, **kwargs)
                 if after is not None:
                     shield.run(kind, after, self, stepped_for(argument))
                 if with_result is not None:

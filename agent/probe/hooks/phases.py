@@ -13,7 +13,7 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Protocol
@@ -159,13 +159,14 @@ def install_loading(patches: Patches, events: Events, shield: Shield) -> None:
 
     def report(module: nn.Module, state: Any, result: Any) -> None:
         left_out = getattr(result, "unexpected_keys", None)
-        if left_out is not None and len(state):
+        if left_out is not None and isinstance(state, Mapping) and state:
             events.state_loaded(module, len(state), len(state) - len(left_out))
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def load_state_dict(self: nn.Module, state: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, state, *args, **kwargs)
+        def load_state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            state = args[0] if args else kwargs.get("state_dict")
             shield.run("loading", report, self, state, result)
             return result
 

@@ -55,7 +55,7 @@ _LOSS_NODES = 48
 
 
 def is_multiplied(roots: object) -> bool:
-    """Return whether a loss was multiplied by a constant: it may have been scaled by hand.
+    """Return whether a loss was multiplied by a constant, as by a scaler, or by hand.
 
     By which is not read: that may call hooks on saved tensors, which compute them again.
     """

@@ -294,7 +294,7 @@ class BackwardTracking:
             return
         if AUTOCAST_FP32_SHARE not in step.scalars and (share := fp32_share(roots)) is not None:
             step.scalars[AUTOCAST_FP32_SHARE] = share
-        unscaled = thread.scaler is None and not thread.backward_scaled and seeds is None
         fp16 = context.traits.autocast_dtype is torch.float16
-        if fp16 and unscaled and thread.announced_loss is None and not is_multiplied(roots):
+        scaled = seeds is not None or thread.announced_loss is not None or is_multiplied(roots)
+        if fp16 and not scaled:
             self._found[FP16_WITHOUT_LOSS_SCALE] = 1.0

@@ -1,8 +1,11 @@
 """Hooks on what comes late or ends: classes made after attaching, FSDP1's clipping, teardown."""
 
 import importlib
+import inspect
 import sys
 import time
+from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
+
+from mp_agent.probe.hooks.patches import Patches, Wrapper
 
 
 def make_model() -> nn.Module:
@@ -135,3 +140,61 @@ class TestTeardown:
         with pytest.raises(AssertionError):
             dist.destroy_process_group()
         assert watched.state().probe_errors == 0
+
+
+def _code_of(function: Callable[..., Any]) -> CodeType | None:
+    """Return the code of what was put in place, below what keeps torch.compile from tracing it."""
+    while (below := getattr(function, "_torchdynamo_orig_callable", None)) is not None:
+        function = below
+    return getattr(function, "__code__", None)
+
+
+def test_whatever_is_replaced_takes_its_arguments_by_the_names_that_it_had(watch, monkeypatch):
+    """A script may call `scaler.step(optimizer=optimizer)`."""
+    replaced: dict[str, tuple[Callable[..., Any], CodeType | None]] = {}
+    replace, replace_inside = Patches.replace, Patches.replace_inside
+
+    def noted(name: str, wrap: Wrapper) -> Wrapper:
+        def wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
+            replacement = wrap(original)
+            replaced[name] = original, _code_of(replacement)
+            return replacement
+
+        return wrapped
+
+    monkeypatch.setattr(
+        Patches,
+        "replace",
+        lambda self, owner, name, wrap: replace(
+            self, owner, name, noted(f"{owner.__name__}.{name}", wrap)
+        ),
+    )
+    monkeypatch.setattr(
+        Patches,
+        "replace_inside",
+        lambda self, function, wrap: replace_inside(self, function, noted(function.__name__, wrap)),
+    )
+    watch(guard=True)
+
+    odd = {}
+    for name, (original, code) in replaced.items():
+        assert code is not None, name
+        taken = set(code.co_varnames[1 : code.co_argcount])  # the first one is given by place
+        odd[name] = taken - set(inspect.signature(original).parameters)
+    assert {"GradScaler.step", "Module.load_state_dict", "clip_grad_norm_"} <= set(odd)
+    assert {name: names for name, names in odd.items() if names} == {}
+
+
+def test_a_scaler_is_seen_whose_arguments_are_given_by_name(watch):
+    watched = watch()
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    loss = model(torch.ones(1, 4)).pow(2).sum()
+    scaler.scale(outputs=loss).backward()
+    scaler.unscale_(optimizer=optimizer)
+    scaler.step(optimizer=optimizer)
+    scaler.update()
+
+    assert watched.read().values(0)["loss"] == loss.item()
+    assert watched.read().values(0)["loss_scale"] == 8.0

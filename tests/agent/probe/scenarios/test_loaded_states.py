@@ -28,7 +28,7 @@ def _train(model: nn.Module, steps: int = 3) -> None:
 
 def another_prefix() -> None:
     model = classifier()
-    model.load_state_dict(_prefixed(model), strict=False)
+    model.load_state_dict(strict=False, state_dict=_prefixed(model))
     _train(model)
 
 
@@ -41,7 +41,7 @@ def a_part_fits() -> None:
 def loaded_again_without_the_prefix() -> None:
     model = classifier()
     model.load_state_dict(_prefixed(model), strict=False)
-    model.load_state_dict(model.state_dict())
+    model.load_state_dict(state_dict=model.state_dict(), strict=True)
     _train(model)
 
 

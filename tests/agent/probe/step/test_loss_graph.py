@@ -115,6 +115,7 @@ _RIGHT = {
     "outputs without their dimension": lambda: F.mse_loss(_outputs().squeeze(1), _VALUES),
     "all pairs on purpose": lambda: (_outputs()[:, 0][:, None] - _VALUES).abs().mean(),
     "all pairs of outputs": lambda: (_outputs() - _outputs().T).relu().mean(),
+    "a batch of one, by hand": lambda: ((_outputs()[:1] - _VALUES[:1]) ** 2).mean(),
     "a batch of one": lambda: F.mse_loss(_outputs()[:1], _VALUES[:1]),
     "a centre per output": lambda: ((_outputs() - torch.ones(3)) ** 2).mean(),
     "targets from 0 to 1": lambda: F.binary_cross_entropy_with_logits(50.0 * _logits(), _ONES) / 2,
