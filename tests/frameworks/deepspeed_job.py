@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from tests.frameworks.deepspeed_variants import (
     VARIANTS,
     Variant,
     batch,
+    import_deepspeed,
     make_model,
 )
 from tests.gloo import end_process_group
@@ -58,7 +58,8 @@ def config_of(variant: Variant) -> dict[str, object]:
     if variant.accumulate:
         config["data_types"] = {"grad_accum_dtype": variant.accumulate}
     if variant.muon:
-        config["optimizer"] = {"type": "Muon", "params": {"lr": 1e-3}}
+        # With torch's own Adam next to it: that of DeepSpeed is compiled first.
+        config["optimizer"] = {"type": "Muon", "params": {"lr": 1e-3, "torch_adam": True}}
     return config
 
 
@@ -69,7 +70,7 @@ def parameter_groups(model: torch.nn.Module) -> Iterator[dict[str, object]]:
 
 
 def make_engine(variant: Variant) -> Any:
-    deepspeed = import_module("deepspeed")
+    deepspeed = import_deepspeed()
     # DeepSpeed refuses FP16 on processors without its instructions; torch computes it on all.
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     model = make_model()
@@ -120,7 +121,7 @@ def train(variant: Variant, engine: Any, steps: int, directory: Path | None = No
 
 def weights_of(engine: Any) -> dict[str, torch.Tensor]:
     """The weights that the model computes with, in double precision; gathered under ZeRO 3."""
-    deepspeed = import_module("deepspeed")
+    deepspeed = import_deepspeed()
     with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
         return {name: p.detach().double() for name, p in engine.module.named_parameters()}
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from tests.agent.probe.watching import watched
+from tests.frameworks.deepspeed_variants import import_deepspeed
 from tests.gloo import end_process_group
 
 STEPS, MICRO_BATCHES, CLIP = 4, 2, 0.3
@@ -33,6 +34,7 @@ def main(directory: Path) -> None:
 
 
 def train(stage: int, place: Path) -> list[dict[str, float]]:
+    import_deepspeed()
     arguments = TrainingArguments(
         output_dir=str(place / "output"),
         per_device_train_batch_size=2,

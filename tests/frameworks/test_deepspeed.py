@@ -22,8 +22,7 @@ RELATIVE_ERROR = {"fp32": 1e-5, "bf16": 3e-2, "fp16": 5e-3}
 """Of the norm, against float64; that of a layer may be three times as large."""
 OF_DEEPSPEED = 1e-5
 
-# Its ranks wait for each other in loops: while other tests run, they take thirty times as long.
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.long, pytest.mark.alone]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.long]
 
 MEASURED = [name for name, variant in VARIANTS.items() if not variant.muon]
 
