@@ -8,10 +8,10 @@ from math import isfinite, isnan
 from pathlib import Path
 
 from mp_agent.alerting.promql import number_text, quoted
-from mp_agent.alerting.rules import RULES_FILE, render_rules
-from mp_agent.alerting.values import Severity, values_in_force
+from mp_agent.alerting.rules import RULES_FILE
+from mp_agent.alerting.values import Severity
 from tests.alerting.noise.events import Scenario
-from tests.alerting.noise.replay import SCRAPE_SECONDS, Recording, Series
+from tests.alerting.noise.replay import RULES, SCRAPE_SECONDS, Recording, Series
 from tests.alerting.promtool import unit_test
 
 _FIRST_FIRED = (
@@ -23,10 +23,6 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _LOT = 18
 """Runs that one promtool judges."""
 _SEVERITIES = [severity.value for severity in Severity]
-
-RULES = render_rules(values_in_force())
-WANTED = {"up", *re.findall(r"mp_agent_\w+", RULES)}
-"""Series that a rule looks at; the rest is only weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +128,9 @@ def _test(recordings: Sequence[Recording], evaluation_seconds: int) -> Iterator[
 
 
 def series_input(recording: Recording) -> Iterator[str]:
-    """Yield the recorded series that rules look at, as input series of a unit test."""
+    """Yield the recorded series as input series of a unit test."""
     for series, values in recording.samples.items():
-        if series[0] in WANTED:
-            yield f"  - series: '{_notation(series)}'\n    values: '{_samples(values)}'\n"
+        yield f"  - series: '{_notation(series)}'\n    values: '{_samples(values)}'\n"
 
 
 def _notation(series: Series) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from tests.alerting.noise.judge import RULES, WANTED, Verdict, verdict_of
-from tests.alerting.noise.replay import SCRAPE_SECONDS, Recording
+from tests.alerting.noise.judge import Verdict, verdict_of
+from tests.alerting.noise.replay import RULES, SCRAPE_SECONDS, Recording
 from tools.servers.victoria import victoria_metrics
 
 _FIRST_FIRED = (
@@ -74,8 +74,6 @@ def _for_replay(rules: str) -> str:
 def _lines(recordings: Sequence[Recording], start: int) -> Iterator[str]:
     for recording in recordings:
         for (name, labels), values in recording.samples.items():
-            if name not in WANTED:
-                continue
             series = ",".join(f'{key}="{value}"' for key, value in (*labels, ("namespace", "ml")))
             for tick, value in enumerate(values):
                 if value is not None:
