@@ -21,8 +21,8 @@ it is joined with a predicate that keeps others.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Literal
 
 from mp_agent.alerting.durations import Duration
@@ -36,14 +36,17 @@ class Expression:
     """A signal (a number per run) or a predicate (the runs for which something holds)."""
 
 
-def walk(expression: Expression) -> Iterator[Expression]:
-    """Yield `expression` and all expressions below it."""
-    yield expression
+# Whoever reads the catalog asks this of every node.
+@cache
+def walk(expression: Expression) -> tuple[Expression, ...]:
+    """Return `expression` and all expressions below it."""
+    found = [expression]
     for field in fields(expression):
         value = getattr(expression, field.name)
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, Expression):
-                yield from walk(part)
+                found += walk(part)
+    return tuple(found)
 
 
 Function = Literal[
@@ -333,6 +336,7 @@ def kept_labels(expression: Expression) -> tuple[str, ...]:
     return ()
 
 
+@cache
 def metrics_of(expression: Expression) -> frozenset[Metric]:
     """Return the metrics that an expression looks at."""
     kinds = Count | Gone | Series | Silent | Unreachable

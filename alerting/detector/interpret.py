@@ -62,15 +62,16 @@ class Interpreter:
 
         Raises CatalogError, naming the node, for one that has no interpreter here.
         """
-        if expression not in self._known:
+        known = self._known.get(expression)
+        if known is None:
             method = INTERPRETERS.get(type(expression))
             if method is None:
                 raise CatalogError(f"{type(expression).__name__} has no interpreter")
             interpreted = method(self, expression)
             names = frozenset(metric.prometheus_name for metric in metrics_of(expression))
             evaluate = once(interpreted.evaluate, self._readings, names)
-            self._known[expression] = interpreted._replace(evaluate=evaluate)
-        return self._known[expression]
+            known = self._known[expression] = interpreted._replace(evaluate=evaluate)
+        return known
 
     def _limit(self, node: Limit) -> Interpreted:
         return constant(self._values.limit(node.threshold))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice, repeat
 
 from mp_agent.alerting.condition import Condition
 from mp_agent.alerting.conditions import CONDITIONS
@@ -80,9 +81,10 @@ def replay(
     """Take one reading per minute, from minute 0 to `minutes`, and judge after each."""
     detector = Detector(conditions, values)
     replayed = Replayed()
+    shown = {key: _shown(samples, minutes) for key, samples in tracks.items()}
     for minute in range(minutes + 1):
         now_seconds = minute * MINUTE * values.time_scale
-        detector.readings.update(_readings(tracks, minute), now_seconds)
+        detector.readings.update(_readings(shown, minute), now_seconds)
         detector.evaluate(now_seconds)
         replayed.firing.append({_alert(detector, found, values) for found in detector.findings})
     return replayed
@@ -92,14 +94,16 @@ def _readings(tracks: Tracks, minute: int) -> list[Reading]:
     return [
         (key, float(value))
         for key, samples in tracks.items()
-        if isinstance(value := _shown(samples, minute), (int, float))
+        if isinstance(value := samples[minute], (int, float))
     ]
 
 
-def _shown(samples: Sequence[Value], minute: int) -> Value:
-    """Return a sample; one that is missing without the series having ended is the one before it."""
-    known = [value for value in samples[: minute + 1] if value is not None]
-    return known[-1] if known else None
+def _shown(samples: Sequence[Value], minutes: int) -> list[Value]:
+    """Return samples; one that is missing without the series having ended is the one before it."""
+    shown: list[Value] = []
+    for value in islice(chain(samples, repeat(None)), minutes + 1):
+        shown.append(shown[-1] if value is None and shown else value)
+    return shown
 
 
 def _alert(detector: Detector, finding: Finding, values: Values) -> Alert:
