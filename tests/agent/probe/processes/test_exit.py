@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,10 +152,10 @@ os.kill(os.getpid(), signal.SIGKILL)
     ),
 ]
 
-# Every case is a fork, so that torch is imported once; it leaves this module's frame like any other
-# program does.
+# Every case is a fork, so that torch is imported once, and its objects are not searched. It
+# leaves this module's frame like any other program does.
 _ENDS = """
-import json, os, signal, sys, torch, mp_agent
+import gc, json, os, signal, sys, torch, mp_agent
 torch.set_num_threads(1)
 directory, cases, codes = sys.argv[1], json.loads(sys.argv[2]), []
 def step():
@@ -168,6 +169,7 @@ def begin(name):
     step()
 begin("what is imported only now, is imported once")
 mp_agent.shutdown()
+gc.freeze()
 for name, body in cases.items():
     pid = os.fork()
     if pid == 0:
@@ -180,12 +182,18 @@ else:
 """
 
 
+def _run_forked(bodies: Mapping[str, str], directory: Path) -> list[int]:
+    """Run each body as a run of that name; return their exit codes."""
+    command = [sys.executable, "-c", _ENDS, str(directory), json.dumps(bodies)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    codes: list[int] = json.loads(result.stdout.splitlines()[-1])
+    return codes
+
+
 @pytest.mark.slow
 def test_a_node_agent_knows_how_a_process_ended(tmp_path):
     bodies = {f"case-{number}": body for number, (body, _, _) in enumerate(_ENDINGS)}
-    command = [sys.executable, "-c", _ENDS, str(tmp_path), json.dumps(bodies)]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    codes = json.loads(result.stdout.splitlines()[-1])
+    codes = _run_forked(bodies, tmp_path)
     seen = [
         (body, _end(tmp_path, name), code)
         for (name, body), code in zip(bodies.items(), codes, strict=True)
@@ -262,40 +270,39 @@ def test_a_child_of_multiprocessing_ends_as_its_exit_code_says(tmp_path):
     assert seen == expected
 
 
+_DIES_IN_STEP = """
+class Broken(torch.optim.SGD):
+    def step(self, closure=None):
+        {}
+optimizer.zero_grad()
+broken = Broken([weight], lr=0.1)
+optimizer.register_step_pre_hook(lambda *_: broken.step())
+(weight * 5).sum().backward()
+optimizer.step()
+"""
+_DEATHS = {
+    "raise RuntimeError('bad batch')": 1,
+    "os.kill(os.getpid(), signal.SIGTERM)": -15,
+    "os.kill(os.getpid(), signal.SIGKILL)": -9,
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "death",
-    [
-        "raise RuntimeError('bad batch')",
-        "os.kill(os.getpid(), signal.SIGTERM)",
-        "os.kill(os.getpid(), signal.SIGKILL)",
-    ],
-)
-def test_the_step_under_way_at_a_crash_reaches_the_ring(tmp_path, death):
+def test_the_step_under_way_at_a_crash_reaches_the_ring(tmp_path):
     """The optimizer dies after the gradients were measured: they are in the open record."""
-    _run(
-        f"""
-        class Broken(torch.optim.SGD):
-            def step(self, closure=None):
-                {death}
-        optimizer.zero_grad()
-        broken = Broken([weight], lr=0.1)
-        optimizer.register_step_pre_hook(lambda *_: broken.step())
-        (weight * 5).sum().backward()
-        optimizer.step()
-        """,
-        tmp_path,
-    )
-    reader = _reader(tmp_path)
-    schema = reader.schema
-    assert schema is not None
-    complete, _ = reader.steps_after(0)
-    record = reader.open_record()
-    assert [step.sequence for step in complete] == [1]
-    assert record is not None and record.sequence == 2
-    squares = record.gradients[0][schema.columns("gradients").index("sum_squares")]
-    assert squares == pytest.approx(3 * 5.0**2)
-    reader.close()
+    bodies = {f"death{code}": _DIES_IN_STEP.format(death) for death, code in _DEATHS.items()}
+    assert _run_forked(bodies, tmp_path) == [*_DEATHS.values()]
+    for name in bodies:
+        reader = _reader(tmp_path, name)
+        schema = reader.schema
+        assert schema is not None, name
+        complete, _ = reader.steps_after(0)
+        record = reader.open_record()
+        assert [step.sequence for step in complete] == [1], name
+        assert record is not None and record.sequence == 2, name
+        squares = record.gradients[0][schema.columns("gradients").index("sum_squares")]
+        assert squares == pytest.approx(3 * 5.0**2), name
+        reader.close()
 
 
 @pytest.mark.slow
