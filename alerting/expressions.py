@@ -36,7 +36,7 @@ class Expression:
     """A signal (a number per run) or a predicate (the runs for which something holds)."""
 
 
-# Whoever reads the catalog asks this of every node.
+# Each reader of the catalog asks this of every node.
 @cache
 def walk(expression: Expression) -> tuple[Expression, ...]:
     """Return `expression` and all expressions below it."""
