@@ -210,7 +210,7 @@ class ReportBuilder:
         return replace(
             header,
             final=ended and not self.waiting,
-            step_columns=self._schema_index.step_columns,
+            step_columns=self._schema_index.step_columns if steps else (),
             families=family_columns(self._reported_families(steps, layers)),
             shares=tuple(self._schema_index.shares),
             holdings=tuple(self._schema_index.holdings),
