@@ -313,7 +313,7 @@ RANK_LOSS_UNLIKE = Condition(
 EPOCH_REPEATED = loop_mistake(
     "epoch repeated",
     name="MpAgentEpochRepeated",
-    summary="Every epoch has the batches of the first, in its order.",
+    summary="Every pass over the data has the same batches, in the same order.",
     meaning="A DistributedSampler shuffles by its seed and the number of the epoch, which it is "
     "not given: ranks keep their parts of the data, and see them in one order, in every epoch. "
     "The model trains, with batches that are less random than they were meant to be.",
@@ -324,10 +324,10 @@ EPOCH_REPEATED = loop_mistake(
     ),
     why="The permutation is made from seed + epoch; the epoch is 0 until set_epoch is called.",
     description="On {value|count} consecutive steps, run {run} trained on batches of a "
-    "DistributedSampler in the order of an earlier epoch.",
-    quiet="a pass over the data that is broken off and begun again",
+    "DistributedSampler in the order of the two passes before.",
+    quiet="passes that are begun again, or made twice",
     harm="No state is damaged; the model may end a little worse. Fix it before the next start.",
-    reading="The number of consecutive steps in passes with an epoch that was there before.",
+    reading="The number of consecutive steps in passes with the epoch of the two before.",
     causes=(
         "sampler.set_epoch(epoch) is missing in the loop over epochs.",
         "set_epoch of another sampler, or of the loader in place of its sampler.",
@@ -342,9 +342,9 @@ SEED_REPEATED = loop_mistake(
     "seed repeated",
     name="MpAgentSeedRepeated",
     summary="The seed is set to the same number at every step: its random numbers repeat.",
-    meaning="Dropout leaves out the same units at every step, and noise, augmentation and samples "
-    "of the model repeat: the model is trained without the randomness that was meant to "
-    "regularize it, and the units that are left out are never trained.",
+    meaning="Whatever is drawn after it repeats: dropout leaves out the same units at every step, "
+    "and noise, augmentation and samples are the same. What they were to regularize is not, and "
+    "units that are always left out are not trained.",
     confirm="Print torch.rand(1) right before the forward pass: it is the same at every step.",
     remedies=(
         "Set the seed once, before the loop, or from the number of the step.",
@@ -355,14 +355,18 @@ SEED_REPEATED = loop_mistake(
     description="On {value|count} consecutive steps, run {run} set the seed of torch's random "
     "numbers to the same value, and drew the same numbers from it before backward.",
     quiet="a seed that is set a few times",
-    harm="No state is damaged, but parts of the model are not trained. Fix it within the hour.",
+    harm="No state is damaged, but what was to be random is not. Fix it within the hour.",
     reading="The number of consecutive steps with the same seed and the same random numbers.",
     causes=(
         "torch.manual_seed in the loop, or in a function that it calls, such as one that makes a "
         "batch, evaluates, or logs samples.",
         "set_seed or seed_everything of a library at every step.",
     ),
-    false_positives=("A test of determinism that repeats one step.",),
+    false_positives=(
+        "Numbers that are to be the same at every step, as a fixed projection or data made from a "
+        "seed, where nothing else is drawn: give them a torch.Generator of their own.",
+        "A test of determinism that repeats one step.",
+    ),
     samples=("order_of_the_loop",),
     panels=(panels.LOSS,),
 )

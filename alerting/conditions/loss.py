@@ -338,15 +338,15 @@ LOSS_INPUT_MISMATCH = loop_mistake(
 TARGETS_BROADCAST = loop_mistake(
     "targets broadcast",
     name="MpAgentTargetsBroadcast",
-    summary="Outputs [B, 1] are compared with targets [B]: each output with all targets.",
+    summary="Each output is compared with all targets: (B, 1) against (B).",
     meaning="Broadcasting makes B x B differences of B outputs and B targets. The loss is "
     "smallest where every output is the mean of all targets, which is what the model learns.",
     confirm="Print output.shape and target.shape right before the loss. torch warns of it on the "
     "first call of mse_loss, and of nothing where the difference is written by hand.",
     remedies=("Give both the same shape: output.squeeze(-1), or target.unsqueeze(-1).",),
-    why="A shape [B, 1] is broadcast against [B] along both dimensions.",
+    why="A shape (B, 1) is broadcast against (B) along both dimensions.",
     description="On {value|count} consecutive steps, run {run} compared outputs and targets of "
-    "shapes [B, 1] and [B], which broadcasting makes [B, B] of.",
+    "which one has the shape (B, 1) and the other (B): broadcasting makes (B, B) of both.",
     quiet="a few steps with such a loss",
     harm="No state is damaged, but the model learns a constant. Fix the loss, and start again, "
     "within the hour.",
@@ -356,7 +356,9 @@ TARGETS_BROADCAST = loop_mistake(
         "squeeze() of the targets or of the outputs, and not of both.",
     ),
     false_positives=(
-        "A loss over all pairs that gets its shape by view or reshape in place of unsqueeze.",
+        "A distance between all pairs of two samples of numbers, without a term between the "
+        "outputs themselves, where the shape comes from view or a transposition: give it by "
+        "unsqueeze.",
     ),
     samples=("check_batch",),
     panels=(panels.LOSS,),

@@ -152,9 +152,9 @@ LOSS_IN_16_BITS = loop_mistake(
     "loss in 16 bits",
     name="MpAgentLossIn16Bits",
     summary="The loss is computed in BF16 or FP16.",
-    meaning="BF16 has 3 significant digits: the logarithms and sums of a loss are rounded to 0.4 % "
-    "or more, and with them the gradients that start from it. The loss falls less far, and small "
-    "differences between probabilities are lost. FP16 overflows above 65504 as well.",
+    meaning="BF16 has 3 significant digits: the logarithms and sums of a loss are rounded to 0.4 "
+    "% or more, and with them the gradients that start from it. The loss falls less far, and "
+    "small differences between probabilities are lost. FP16 overflows above 65504 as well.",
     confirm="Print loss.dtype, and the dtype of what the loss function is given.",
     remedies=(
         "Cast the outputs to FP32 for the loss: cross_entropy(logits.float(), targets).",

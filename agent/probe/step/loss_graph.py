@@ -4,7 +4,7 @@ No module has a hook for that, since `torch.compile` would compile it again. Wha
 graph, or in functions of the script's own, is not seen.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -32,9 +32,15 @@ def fp32_share(roots: object) -> float | None:
 
 
 def _share(roots: object, at_most: int) -> float | None:
-    products = (node for node in _nodes(roots, at_most) if node.name() in _PRODUCTS)
-    made = [found[0].dtype for node in products if (found := _results(node))]
+    made = list(_product_formats(roots, at_most))
     return sum(dtype is torch.float32 for dtype in made) / len(made) if made else None
+
+
+def _product_formats(roots: object, at_most: int) -> Iterator[torch.dtype]:
+    """Yield the formats of the results of products."""
+    for node in _nodes(roots, at_most):
+        if node.name() in _PRODUCTS and (made := _results(node)):
+            yield made[0].dtype
 
 
 def constant_factor(root: object) -> Scalar | None:
@@ -50,21 +56,33 @@ def constant_factor(root: object) -> Scalar | None:
     return scalar_of(operands[0]) if len(operands) == 1 else None
 
 
-_LOSS_NODES = 48
-"""Nodes next to a loss: those of its own computation, and a few more."""
-
-
-def is_multiplied(roots: object) -> bool:
-    """Return whether a loss was multiplied by a constant, as by a scaler, or by hand.
+def is_scaled(roots: object) -> bool:
+    """Return whether a loss was multiplied by a constant last, as by a scaler, or by hand.
 
     By which is not read: that may call hooks on saved tensors, which compute them again.
     """
-    return any(
-        node.name() == "MulBackward0"
-        and _shape_of(node) == ()
-        and None in (each for each, _ in node.next_functions)
-        for node in _nodes(roots, _LOSS_NODES, nearest_first=True)
-    )
+    node = getattr(_single(roots), "grad_fn", None)
+    while node is not None and node.name() in _CONSTANT_FACTORS and _has_constant(node):
+        if node.name() == "MulBackward0":
+            return True
+        node = _next(node, 0)
+    return False
+
+
+_CONSTANT_FACTORS = ("DivBackward0", "MulBackward0")
+
+
+def _has_constant(node: Any) -> bool:
+    return None in (each for each, _ in node.next_functions)
+
+
+def has_fp16_products(roots: object) -> bool:
+    """Return whether any product near the end of what a loss was computed by is in FP16."""
+    return any(dtype is torch.float16 for dtype in _product_formats(roots, _NODES))
+
+
+_LOSS_NODES = 48
+"""Nodes next to a loss: those of its own computation, and a few more."""
 
 
 def mistakes_of(roots: object, *, scaled: bool = False) -> Mapping[str, Scalar]:
@@ -72,20 +90,27 @@ def mistakes_of(roots: object, *, scaled: bool = False) -> Mapping[str, Scalar]:
 
     scaled: a GradScaler has multiplied it last.
     """
-    nodes = list(_nodes(roots, _LOSS_NODES, nearest_first=True))
+    users: dict[Any, Any] = {}
+    nodes = list(_nodes(roots, _LOSS_NODES, users))
+    loss, first = scalar_of(_single(roots)), _first_term(roots, scaled=scaled)
     found: dict[str, Scalar] = {}
-    if any(map(_has_other_input, nodes)):
+    if any(_has_other_input(node, nodes) for node in nodes):
         found[LOSS_INPUT_MISMATCH] = 1.0
-    elif (negative := _is_negative(roots, scaled=scaled)) is not None:
+    elif first is not None and (negative := _is_negative(loss, first)) is not None:
         found[LOSS_INPUT_MISMATCH] = negative
-    if any(map(_broadcasts_targets, nodes)):
+    elif any(node is not first and _is_divergence_of_softmax(node) for node in nodes):
+        found[LOSS_INPUT_MISMATCH] = 1.0
+    if any(_broadcasts_targets(node, users) for node in nodes) and not any(
+        map(_is_of_pairs, nodes)
+    ):
         found[TARGETS_BROADCAST] = 1.0
     if _is_in_16_bits(nodes):
         found[LOSS_IN_16_BITS] = 1.0
     return found
 
 
-_PROBABILITIES = frozenset(("SoftmaxBackward0", "SigmoidBackward0"))
+_SOFTMAX = ("SoftmaxBackward0",)
+_PROBABILITIES = frozenset((*_SOFTMAX, "SigmoidBackward0"))
 _NO_LOGARITHMS = _PROBABILITIES | _PRODUCTS | {"ExpBackward0"}
 _REJECTED = {
     "LogSoftmaxBackward0": _PROBABILITIES,
@@ -106,24 +131,28 @@ _SAME_NUMBERS = frozenset(
 _REDUCED = frozenset(("MeanBackward0", "SumBackward0"))
 
 
-def _has_other_input(node: Any) -> bool:
+def _has_other_input(node: Any, nodes: Sequence[Any]) -> bool:
     """Return whether a loss function was given probabilities for logits, or similar."""
     name = node.name()
-    if name in _REJECTED:
-        return _name_of_source(node, 0) in _REJECTED[name]
-    if name not in _REDUCED:
+    if name not in _REJECTED:
         return False
-    # As kl_div computes it: target * log(target) - target * input, where only the input needs
-    # gradients.
-    return (
-        (difference := _next(node, 0)) is not None
-        and difference.name() == "SubBackward0"
-        and _next(difference, 0) is None
-        and (product := _next(difference, 1)) is not None
-        and product.name() == "MulBackward0"
-        and _next(product, 0) is None
-        and _name_of_source(product, 1) == "SoftmaxBackward0"
-    )
+    source = _name_of_source(node, 0)
+    # Next to logsumexp, nll_loss gathers the scores of the targets: both are cross-entropy.
+    gathers = source in _PRODUCTS and any(each.name() == "LogsumexpBackward0" for each in nodes)
+    return source in _REJECTED[name] and not gathers
+
+
+def _is_divergence_of_softmax(node: Any) -> bool:
+    """Return whether kl_div was given probabilities: target * log(target) - target * input.
+
+    Only the input needs gradients.
+    """
+    difference = _next(node, 0) if node.name() in _REDUCED else None
+    if difference is None or difference.name() != "SubBackward0" or _next(difference, 0):
+        return False
+    product = _next(difference, 1)
+    is_product = product is not None and product.name() == "MulBackward0"
+    return is_product and not _next(product, 0) and _name_of_source(product, 1) in _SOFTMAX
 
 
 _LOSS_FUNCTIONS = frozenset(
@@ -155,19 +184,24 @@ _BELOW_0 = -1e-3
 """Further below 0 than a loss of 0 may be by rounding."""
 
 
-def _is_negative(roots: object, *, scaled: bool) -> Scalar | None:
-    """Return 1 of a cross-entropy below 0, as of masks up to 255; on a device 1 or 0; else None.
-
-    One that is divided by constants counts; one that they multiply may be maximized.
-    """
-    root = roots[0] if isinstance(roots, list | tuple) and len(roots) == 1 else roots
-    node = getattr(root, "grad_fn", None)
+def _first_term(roots: object, *, scaled: bool) -> Any:
+    """Return what has made a loss, before constants divided it, and a scaler multiplied it."""
+    node = getattr(_single(roots), "grad_fn", None)
     if node is not None and scaled and node.name() == "MulBackward0":
         node = _next(node, 0)
     while node is not None and node.name() == "DivBackward0":
         node = _next(node, 0)
-    loss = scalar_of(root)
-    if node is None or node.name() not in _NEVER_NEGATIVE or loss is None:
+    return node
+
+
+def _is_negative(loss: Scalar | None, first: Any) -> Scalar | None:
+    """Return 1 of a cross-entropy below 0, as of masks up to 255; on a device 1 or 0; else None.
+
+    One that is multiplied by constants may be maximized, and does not count. What looks like
+    kl_div, and is not negative, is another expectation.
+    """
+    divergence = _is_divergence_of_softmax(first)
+    if loss is None or not (divergence or first.name() in _NEVER_NEGATIVE):
         return None
     if isinstance(loss, torch.Tensor):
         return scalar_of((loss < _BELOW_0).double())
@@ -179,12 +213,23 @@ _ELEMENTWISE_LOSSES = frozenset(
 )
 
 
-def _broadcasts_targets(node: Any) -> bool:
+_OF_PAIRS = frozenset(
+    f"{name}Backward{variant}"
+    for name in (
+        *("Amax", "Amin", "Clamp", "ClampMin", "Exp", "LogSigmoid", "LogSoftmax", "Logsumexp"),
+        *("Max", "Min", "Relu", "Sigmoid", "Softmax", "Softplus", "Sort", "Tanh", "Topk"),
+    )
+    for variant in (0, 1)
+)
+"""What losses over all pairs apply to their differences: kernels, ranking, optimal transport."""
+
+
+def _broadcasts_targets(node: Any, users: Mapping[Any, Any]) -> bool:
     """Return whether outputs [B, 1] are compared with targets [B], which makes [B, B] of them.
 
     Or outputs [B] with targets [B, 1], by one of torch's functions, which expand both first. Where
     outputs were given their shape by `unsqueeze`, or None as an index, all pairs are compared on
-    purpose.
+    purpose. users: by node, what has used its result.
     """
     if node.name() not in _ELEMENTWISE_LOSSES:
         return False
@@ -202,7 +247,21 @@ def _broadcasts_targets(node: Any) -> bool:
     made, given = expanded or _shape_of(node), _shape_of(source)
     rows = made[0] if made and len(made) == 2 else 0
     is_column = given == (rows, 1) or (expanded is not None and given == (rows,))
-    return rows > 1 and made == (rows, rows) and is_column
+    return rows > 1 and made == (rows, rows) and is_column and not _is_used_in_pairs(node, users)
+
+
+def _is_used_in_pairs(node: Any, users: Mapping[Any, Any]) -> bool:
+    while (node := users.get(node)) is not None:
+        if node.name() in _OF_PAIRS:
+            return True
+    return False
+
+
+def _is_of_pairs(node: Any) -> bool:
+    """Return whether all outputs are compared with each other, as in an energy distance."""
+    shape = _shape_of(node) if node.name() == "SubBackward0" else None
+    both = shape is not None and not _has_constant(node)
+    return both and len(shape or ()) == 2 and len(set(shape or ())) == 1
 
 
 def _shape_of(node: Any) -> tuple[int, ...] | None:
@@ -228,17 +287,26 @@ def _name_of_source(node: Any, place: int) -> str:
     return "" if source is None else str(source.name())
 
 
-def _nodes(roots: object, at_most: int, *, nearest_first: bool = False) -> Iterator[Any]:
+def _single(roots: object) -> object:
+    return roots[0] if isinstance(roots, list | tuple) and len(roots) == 1 else roots
+
+
+def _nodes(
+    roots: object, at_most: int, users: MutableMapping[Any, Any] | None = None
+) -> Iterator[Any]:
     """Yield what a backward from `roots` will go through, along one path after the other.
 
-    nearest_first: in the order of the distance from them, in place of that.
+    users: where given, in the order of the distance from them in place of that, and filled: by
+    node, what has used its result.
     """
     listed = roots if isinstance(roots, list | tuple) else [roots]
     waiting = [node for each in listed if (node := getattr(each, "grad_fn", None)) is not None]
     seen = set(waiting)
     while waiting and len(seen) <= at_most:
-        node = waiting.pop(0 if nearest_first else -1)
+        node = waiting.pop(-1 if users is None else 0)
         yield node
         found = [each for each, _ in node.next_functions if each is not None and each not in seen]
         seen.update(found)
         waiting += found
+        if users is not None:
+            users.update(dict.fromkeys(found, node))

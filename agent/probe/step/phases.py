@@ -284,7 +284,7 @@ class _Pass:
     order: tuple[object, object]
     """Seed and epoch."""
     repeats: bool
-    """An earlier pass in this order was trained with."""
+    """The passes before were trained with in this order too, two or more."""
     batches: int = 0
     """Batches that were trained with so far."""
 
@@ -294,7 +294,9 @@ class Loaders:
 
     Of a `DistributedSampler` that shuffles, the passes over the data too: `set_epoch` gives each an
     order of its own. A pass counts once two of its batches were each followed by a backward: of one
-    that is only looked at, or evaluated by, at most the last one is.
+    that is only looked at, or evaluated by, at most the last one is. Two passes in one order are
+    none too many: a search of the learning rate comes before the first epoch, and some methods go
+    through each epoch twice.
     """
 
     def __init__(self, on_shuffled: Callable[[], None] = lambda: None) -> None:
@@ -308,8 +310,8 @@ class Loaders:
         """Whether the last one is of a stream that several workers read."""
         self._passes: weakref.WeakKeyDictionary[object, _Pass] = weakref.WeakKeyDictionary()
         """By iterator."""
-        self._trained: weakref.WeakKeyDictionary[object, object] = weakref.WeakKeyDictionary()
-        """By sampler, the order of the last pass that was trained with."""
+        self._trained: weakref.WeakKeyDictionary[object, list[object]] = weakref.WeakKeyDictionary()
+        """By sampler, the orders of the last two passes that were trained with."""
         self._latest: _Pass | None = None
         """That of the last batch."""
         self._loaded = False
@@ -334,7 +336,7 @@ class Loaders:
             return False
         found.batches += loaded
         if found.batches == 2 and (sampler := found.sampler()) is not None:
-            self._trained[sampler] = found.order
+            self._trained[sampler] = [*self._trained.get(sampler, ())[-1:], found.order]
         return found.repeats and (loaded or found.batches > 1)
 
     def _begin_pass(self, iterator: object, index_sampler: Any) -> None:
@@ -343,7 +345,7 @@ class Loaders:
         sampler: Any = index_sampler.sampler if batched else index_sampler
         if isinstance(sampler, DistributedSampler) and _follows_epoch(sampler):
             order = getattr(sampler, "seed", 0), sampler.epoch
-            repeats = self._trained.get(sampler) == order
+            repeats = self._trained.get(sampler) == [order, order]
             self._passes[iterator] = _Pass(weakref.ref(sampler), order, repeats)
             self._on_shuffled()
 

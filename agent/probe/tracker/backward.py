@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.loop_order import any_of
 from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
-from mp_agent.probe.step.loss_graph import fp32_share, is_multiplied, mistakes_of
+from mp_agent.probe.step.loss_graph import fp32_share, has_fp16_products, is_scaled, mistakes_of
 from mp_agent.probe.step.thread_progress import loss_of, within_backward
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import GradientMeasuring, StepEnd
@@ -266,6 +266,8 @@ class BackwardTracking:
         context.order.backward_begins(context.registry.roles.watched, context.step.sequence)
         if context.step.sequence % _LOOK_INTERVAL_STEPS == 0:
             self._look_at_graph(roots, seeds)
+        if context.loaded_nothing:
+            context.forget_what_was_loaded_otherwise()
         if self._found:
             context.step.scalars.update(self._found)
         first = context.registry.first
@@ -294,7 +296,6 @@ class BackwardTracking:
             return
         if AUTOCAST_FP32_SHARE not in step.scalars and (share := fp32_share(roots)) is not None:
             step.scalars[AUTOCAST_FP32_SHARE] = share
-        fp16 = context.traits.autocast_dtype is torch.float16
-        scaled = seeds is not None or thread.announced_loss is not None or is_multiplied(roots)
-        if fp16 and not scaled:
+        scaled = seeds is not None or thread.announced_loss is not None or is_scaled(roots)
+        if not scaled and has_fp16_products(roots):
             self._found[FP16_WITHOUT_LOSS_SCALE] = 1.0

@@ -47,10 +47,13 @@ class TrackerContext:
     gradients were measured; others train their own models."""
     awaits_optimizer: bool = False
     """The ring is made with the first optimizer, or once there have been many backwards."""
-    loaded_nothing: weakref.WeakKeyDictionary[nn.Module, int] = field(
+    loaded: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
+    """Modules that were given a state of which something has fitted."""
+    loaded_nothing: weakref.WeakKeyDictionary[nn.Module, tuple[int, int]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    """Modules that were given a state of so many tensors, of which none has fitted."""
+    """Modules that were given a state of so many tensors, of which none has fitted, and how often
+    torch had counted changes of their parameters by then."""
     guarded: bool = False
     """The guard is to act on updates."""
     clipping_is_compiled: bool = False
@@ -74,12 +77,23 @@ class TrackerContext:
         """Report updates on which the guard does not act."""
         self.connection.reports.note_unguarded(feature)
 
+    def forget_what_was_loaded_otherwise(self) -> None:
+        """Leave out modules whose weights something has changed since: a script may copy them."""
+        for module, (_, before) in tuple(self.loaded_nothing.items()):
+            if sum(each._version for each in nn.Module.parameters(module)) != before:
+                del self.loaded_nothing[module]
+
     def note_loaded_nothing(self, watched: WatchedOptimizer, step: OpenStep) -> None:
-        """Record that of a state nothing was loaded into the model that an optimizer trains."""
+        """Record that of a state nothing was loaded into most of what an optimizer trains.
+
+        Unless something was loaded into a part of it, or into what it is a part of.
+        """
         given, self.loaded_nothing = self.loaded_nothing, weakref.WeakKeyDictionary()
-        held = frozenset() if (plan := watched.plan()) is None else plan.identities
-        for module, tensors in given.items():
-            if held and held <= set(map(id, nn.Module.parameters(module))):
+        trained = frozenset() if (plan := watched.plan()) is None else plan.identities
+        loaded = {id(each) for module in self.loaded for each in nn.Module.parameters(module)}
+        for module, (tensors, _) in given.items():
+            held = set(map(id, nn.Module.parameters(module)))
+            if len(trained & held) > len(trained) / 2 and held.isdisjoint(loaded):
                 step.scalars[NOTHING_LOADED] = float(tensors)
 
     def enter_phase(self, phase: Phase) -> None:

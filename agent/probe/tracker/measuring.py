@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from math import inf, isnan
+from math import inf, isnan, nan
 from threading import get_ident
 
 import torch
@@ -339,6 +339,8 @@ class ClippingTracking:
     def __init__(self, context: TrackerContext, measuring: GradientMeasuring) -> None:
         self._context = context
         self._measuring = measuring
+        self._reached: Scalar | None = None
+        """What was known of the step's clipping before the call under way; None between calls."""
 
     def begins(self, parameters: list[torch.Tensor]) -> None:
         """Measure the gradients before they are clipped; they may still be scaled."""
@@ -361,6 +363,8 @@ class ClippingTracking:
     def _note_reach(self, parameters: Sequence[torch.Tensor]) -> None:
         """Note whether any clipping of the step has found gradients."""
         scalars = self._context.step.scalars
+        if self._reached is None:  # a call for the norm alone is to change nothing
+            self._reached = scalars.get(CLIPS_NOTHING, nan)
         if any(each.grad is not None for each in parameters):
             scalars[CLIPS_NOTHING] = 0.0
         else:
@@ -369,9 +373,10 @@ class ClippingTracking:
     def norm_known(self, max_norm: object, total_norm: object) -> None:
         """Record the limit and the norm of the clipping under way."""
         limit, norm = snapshot_of(max_norm), snapshot_of(total_norm)
+        scalars, (reached, self._reached) = self._context.step.scalars, (self._reached, None)
         if isinstance(limit, float) and limit == inf:  # it only asks for the norm
-            for column in (LATE_CLIPPING, CLIPS_NOTHING):
-                self._context.step.scalars.pop(column, None)
+            scalars.pop(LATE_CLIPPING, None)
+            scalars[CLIPS_NOTHING] = nan if reached is None else reached
         if self._context.thread.clips_late:
             return
         if limit is None or norm is None:

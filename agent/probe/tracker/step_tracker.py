@@ -73,15 +73,12 @@ class ActivityTracking:
             self._context.seeds.numbers_set(seeded=seeded)
 
     def state_loaded(self, module: nn.Module, tensors: int, fitting: int) -> None:
-        """Note a state of which nothing fits; what is loaded into the module later makes it good.
-
-        Nothing is trained yet where most states are loaded, so that any module may be the model.
-        """
-        loaded_nothing = self._context.loaded_nothing
+        """Note a state of which nothing fits; any module may be the model, or most of it."""
         if fitting:
-            loaded_nothing.pop(module, None)
+            self._context.loaded.add(module)
         else:
-            loaded_nothing[module] = tensors
+            versions = [each._version for each in nn.Module.parameters(module)]
+            self._context.loaded_nothing[module] = tensors, sum(versions)
 
     def saving(self, begins: bool) -> None:
         """Enter or leave the checkpoint phase, if the thread that trains saves."""

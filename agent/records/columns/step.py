@@ -249,8 +249,8 @@ COMMON_STEP_COLUMNS = (
     Column(
         EPOCH_REPEATED,
         Algebra.MAX,
-        "1 if the batches came from a DistributedSampler that shuffles, in another pass over the "
-        "data with the same epoch; absent if not",
+        "1 if the batches came from a DistributedSampler that shuffles, in a pass over the data "
+        "with the epoch of the two before; absent if not",
     ),
     Column(
         FP16_WITHOUT_LOSS_SCALE,
@@ -291,8 +291,8 @@ COMMON_STEP_COLUMNS = (
     Column(
         NOTHING_LOADED,
         Algebra.MAX,
-        "tensors that load_state_dict(strict=False) was given for the model, none of which has a "
-        "name of it, if nothing else was loaded into it since; on the step that follows",
+        "tensors that load_state_dict(strict=False) was given for the model, or most of it, none "
+        "of which has a name of it, if nothing else was loaded into it; on the step that follows",
     ),
     Column(
         ANOTHER_MODEL,

@@ -110,14 +110,14 @@ _MISMATCH = _lasting(
 _BROADCAST = _lasting(
     "outputs with a dimension that their targets lack",
     "targets broadcast",
-    "On 91 consecutive steps, run demo compared outputs and targets of shapes [B, 1] and [B], "
-    "which broadcasting makes [B, B] of.",
+    "On 91 consecutive steps, run demo compared outputs and targets of which one has the shape "
+    "(B, 1) and the other (B): broadcasting makes (B, B) of both.",
 )
 _EPOCH = _lasting(
     "a loop over epochs without set_epoch",
     "epoch repeated",
     "On 91 consecutive steps, run demo trained on batches of a DistributedSampler in the order of "
-    "an earlier epoch.",
+    "the two passes before.",
 )
 _SEED = _lasting(
     "torch.manual_seed in the loop",
@@ -184,9 +184,7 @@ EXAMPLES = {
     ),
     "MpAgentEpochRepeated": Examples(
         firing=(_EPOCH,),
-        quiet=(
-            _brief("a pass over the data that is broken off and begun again", "epoch repeated"),
-        ),
+        quiet=(_brief("passes that are begun again, or made twice", "epoch repeated"),),
     ),
     "MpAgentSeedRepeated": Examples(
         firing=(_SEED,),

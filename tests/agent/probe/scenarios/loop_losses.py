@@ -64,6 +64,19 @@ def clips_before_backward_and_after_it() -> None:
     clip_before_backward(_clip, clips_after=True)
 
 
+@wrong(CLIPS_NOTHING)
+def clips_before_backward_and_asks_for_the_norm_after_it() -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        _clip(model.parameters())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), math.inf)
+        optimizer.step()
+
+
 @healthy
 def asks_for_the_norm_before_backward() -> None:
     clip_before_backward(lambda parameters: nn.utils.clip_grad_norm_(parameters, math.inf))

@@ -1,9 +1,11 @@
 """A checkpoint of which nothing fits the model, and those of which something does."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import isnan
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from mp_agent.records.columns import NOTHING_LOADED
@@ -57,11 +59,39 @@ def another_model() -> None:
     _train(classifier())
 
 
-def parts_of_the_model() -> None:
-    """Each part is given the whole state, of which only some have anything."""
-    model = nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 10))
-    for part in model:
-        part.load_state_dict(model.state_dict(), strict=False)
+def shards_of_the_model(*, ours_first: bool) -> None:
+    """Each shard is given to the whole model; one has nothing of it."""
+    model = classifier()
+    for fits in (ours_first, not ours_first):
+        model.load_state_dict(model.state_dict() if fits else _prefixed(model), strict=False)
+    _train(model)
+
+
+def a_part_that_fits() -> None:
+    model = classifier()
+    model.load_state_dict(_prefixed(model), strict=False)
+    model[0].load_state_dict(model[0].state_dict())
+    _train(model)
+
+
+def copied_by_hand() -> None:
+    model = classifier()
+    model.load_state_dict(_prefixed(model), strict=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.ones_like(parameter))
+    _train(model)
+
+
+def a_backbone_within() -> None:
+    model = nn.Sequential(classifier(), nn.Linear(10, 10))
+    model[0].load_state_dict(_prefixed(model[0]), strict=False)
+    _train(model)
+
+
+def a_small_part() -> None:
+    model = classifier()
+    model[4].load_state_dict(_prefixed(model[4]), strict=False)
     _train(model)
 
 
@@ -73,7 +103,12 @@ def parts_of_the_model() -> None:
         (loaded_again_without_the_prefix, None),
         (nothing_was_given, None),
         (another_model, None),
-        (parts_of_the_model, None),
+        (partial(shards_of_the_model, ours_first=True), None),
+        (partial(shards_of_the_model, ours_first=False), None),
+        (a_part_that_fits, None),
+        (copied_by_hand, None),
+        (a_backbone_within, 9.0),
+        (a_small_part, None),
     ],
 )
 def test_only_a_state_of_which_nothing_fits_is_recorded(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mp_agent.probe.step.loss_graph import is_multiplied, mistakes_of
+from mp_agent.probe.step.loss_graph import is_scaled, mistakes_of
 from mp_agent.records.columns import LOSS_IN_16_BITS, LOSS_INPUT_MISMATCH, TARGETS_BROADCAST
 
 _INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
@@ -74,6 +74,9 @@ _MISMATCHES = {
     "a mask up to 255, accumulated": lambda: (
         F.binary_cross_entropy_with_logits(_logits() + 5.0, 255.0 * _ONES) / 4
     ),
+    "divergence of probabilities, one of two terms": lambda: (
+        F.cross_entropy(_logits(), _CLASSES) + 10.0 * F.kl_div(_probabilities(), _SHARES)
+    ),
     "divergence of probabilities": lambda: F.kl_div(
         _probabilities(), _SHARES, reduction="batchmean"
     ),
@@ -113,6 +116,16 @@ _RIGHT = {
     "entropy": lambda: -(_probabilities() * _logits().log_softmax(-1)).sum(),
     "outputs and targets of one shape": lambda: F.mse_loss(_outputs(), _VALUES.unsqueeze(1)),
     "outputs without their dimension": lambda: F.mse_loss(_outputs().squeeze(1), _VALUES),
+    "energy distance": lambda: (
+        2.0 * (_outputs() - _VALUES).abs().mean() - (_outputs() - _outputs().t()).abs().mean()
+    ),
+    "kernel of all pairs": lambda: torch.exp(-((_outputs() - _VALUES) ** 2) / 2.0).mean(),
+    "ranking against a queue": lambda: F.softplus(-(_outputs() - _VALUES)).mean(),
+    "transport": lambda: -torch.logsumexp(-((_outputs() - _VALUES) ** 2), 1).mean(),
+    "expected risk": lambda: (torch.ones(6, 4) - _SHARES * _probabilities()).mean(),
+    "scores gathered next to logsumexp": lambda: (
+        F.nll_loss(_logits(), _CLASSES) + torch.logsumexp(_logits(), 1).mean()
+    ),
     "all pairs on purpose": lambda: (_outputs()[:, 0][:, None] - _VALUES).abs().mean(),
     "all pairs of outputs": lambda: (_outputs() - _outputs().T).relu().mean(),
     "a batch of one, by hand": lambda: ((_outputs()[:1] - _VALUES[:1]) ** 2).mean(),
@@ -175,13 +188,14 @@ def test_a_model_is_not_searched_for_what_a_loss_does():
     [
         (lambda: 128.0 * _outputs().mean(), True),
         (lambda: _outputs().mean() * torch.tensor(2.0) / 4, True),
+        (lambda: _outputs().mean() + 0.01 * _logits().mean(), False),
         (lambda: _outputs().mean() / 4, False),
         (lambda: (_outputs() * 3.0).mean(), False),
         (lambda: _outputs().mean() * _logits().mean(), False),
     ],
 )
 def test_a_loss_that_may_be_scaled_by_hand_is_known(loss, multiplied):
-    assert is_multiplied(loss()) is multiplied
+    assert is_scaled(loss()) is multiplied
 
 
 def test_saved_tensors_are_not_unpacked():
@@ -195,5 +209,5 @@ def test_saved_tensors_are_not_unpacked():
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
         loss = F.cross_entropy(_probabilities(), _CLASSES) * 2.0
     assert _found(lambda: loss) == [LOSS_INPUT_MISMATCH]
-    assert is_multiplied(loss)
+    assert is_scaled(loss)
     assert unpacked == []
