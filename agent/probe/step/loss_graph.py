@@ -85,10 +85,12 @@ _LOSS_NODES = 48
 """Nodes next to a loss: those of its own computation, and a few more."""
 
 
-def mistakes_of(roots: object, *, scaled: bool = False) -> Mapping[str, Scalar]:
+def mistakes_of(
+    roots: object, *, scaled: bool = False, autocast: bool = False
+) -> Mapping[str, Scalar]:
     """Return the columns of what is wrong in how a loss was computed from the model's outputs.
 
-    scaled: a GradScaler has multiplied it last.
+    scaled: a GradScaler has multiplied it last. autocast: it is on in the step.
     """
     users: dict[Any, Any] = {}
     nodes = list(_nodes(roots, _LOSS_NODES, users))
@@ -104,7 +106,7 @@ def mistakes_of(roots: object, *, scaled: bool = False) -> Mapping[str, Scalar]:
         map(_is_of_pairs, nodes)
     ):
         found[TARGETS_BROADCAST] = 1.0
-    if _is_in_16_bits(nodes):
+    if _is_in_16_bits(nodes, autocast=autocast):
         found[LOSS_IN_16_BITS] = 1.0
     return found
 
@@ -165,10 +167,13 @@ _LOSS_FUNCTIONS = frozenset(
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
-def _is_in_16_bits(nodes: Sequence[Any]) -> bool:
-    """Return whether a loss function is computed in 16 bits; without one, what reduces the loss."""
+def _is_in_16_bits(nodes: Sequence[Any], *, autocast: bool) -> bool:
+    """Return whether a loss function is computed in 16 bits; without one, what reduces the loss.
+
+    Autocast decides itself in which format a mean is computed, as that of a critic's outputs.
+    """
     functions = [node for node in nodes if node.name() in _LOSS_FUNCTIONS]
-    if not functions:
+    if not functions and not autocast:
         functions = [node for node in nodes if node.name() in _REDUCED][:1]
     made = (_results(node) for node in functions)
     return any(each and each[0].dtype in _SIXTEEN_BITS for each in made)
@@ -216,12 +221,23 @@ _ELEMENTWISE_LOSSES = frozenset(
 _OF_PAIRS = frozenset(
     f"{name}Backward{variant}"
     for name in (
-        *("Amax", "Amin", "Clamp", "ClampMin", "Exp", "LogSigmoid", "LogSoftmax", "Logsumexp"),
-        *("Max", "Min", "Relu", "Sigmoid", "Softmax", "Softplus", "Sort", "Tanh", "Topk"),
+        *(
+            "Amax",
+            "Amin",
+            "Clamp",
+            "ClampMin",
+            "Exp",
+            "Gather",
+            "Index",
+            "LogSigmoid",
+            "LogSoftmax",
+        ),
+        *("Logsumexp", "Max", "Min", "Relu", "Select", "Sigmoid", "Slice", "Softmax", "Softplus"),
+        *("Sort", "Tanh", "Topk"),
     )
     for variant in (0, 1)
 )
-"""What losses over all pairs apply to their differences: kernels, ranking, optimal transport."""
+"""What losses over pairs apply to their differences: kernels, ranking, transport, choices."""
 
 
 def _broadcasts_targets(node: Any, users: Mapping[Any, Any]) -> bool:

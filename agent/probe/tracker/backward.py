@@ -289,10 +289,12 @@ class BackwardTracking:
         step = context.step
         if self._looked_at != step.sequence:
             self._looked_at, self._found = step.sequence, {}
-        for column, flag in mistakes_of(roots, scaled=thread.backward_scaled).items():
+        autocast = thread.autocast_step == step.sequence
+        mistakes = mistakes_of(roots, scaled=thread.backward_scaled, autocast=autocast)
+        for column, flag in mistakes.items():
             found = any_of((self._found.get(column), flag))
             self._found |= {} if found is None else {column: found}
-        if thread.autocast_step != step.sequence:
+        if not autocast:
             return
         if AUTOCAST_FP32_SHARE not in step.scalars and (share := fp32_share(roots)) is not None:
             step.scalars[AUTOCAST_FP32_SHARE] = share

@@ -273,8 +273,9 @@ COMMON_STEP_COLUMNS = (
     Column(
         LOSS_IN_16_BITS,
         Algebra.MAX,
-        "1 if, at the last look at the graph of the loss, a loss function, or the mean or sum of "
-        "one written by hand, had a result in BF16 or FP16; absent if not",
+        "1 if, at the last look at the graph of the loss, a loss function, or outside of "
+        "autocast the mean or sum of one written by hand, had a result in BF16 or FP16; absent if "
+        "not",
     ),
     Column(
         PARTED_PARAMETERS,

@@ -121,6 +121,7 @@ _RIGHT = {
     ),
     "kernel of all pairs": lambda: torch.exp(-((_outputs() - _VALUES) ** 2) / 2.0).mean(),
     "ranking against a queue": lambda: F.softplus(-(_outputs() - _VALUES)).mean(),
+    "pairs that are chosen": lambda: ((_outputs() - _VALUES) ** 2)[0, 1] + _outputs().mean(),
     "transport": lambda: -torch.logsumexp(-((_outputs() - _VALUES) ** 2), 1).mean(),
     "expected risk": lambda: (torch.ones(6, 4) - _SHARES * _probabilities()).mean(),
     "scores gathered next to logsumexp": lambda: (
@@ -173,6 +174,11 @@ def test_a_negative_loss_counts_although_a_scaler_has_multiplied_it():
     loss = F.binary_cross_entropy_with_logits(_logits() + 5.0, 255.0 * _ONES)
     assert list(mistakes_of(scaler.scale(loss), scaled=True)) == [LOSS_INPUT_MISMATCH]
     assert list(mistakes_of(-1.0 * F.cross_entropy(_logits(), _CLASSES))) == []
+
+
+def test_the_format_of_a_mean_is_left_to_autocast():
+    loss = (_outputs().bfloat16() ** 2).mean()
+    assert list(mistakes_of(loss, autocast=True)) == []
 
 
 def test_a_model_is_not_searched_for_what_a_loss_does():
