@@ -94,7 +94,7 @@ GROUPS: dict[str, dict[str, CommandEntry]] = {
             "mp-agent doctor --prometheus http://prometheus:9090 --run llama-7b",
         ),
         "explain": CommandEntry(
-            "alerting.pages.command:explain_command",
+            "alerting.commands:explain_command",
             "Explain an alert: its causes, and what to do.",
             "mp-agent explain MpAgentLossSpike",
         ),
@@ -138,7 +138,7 @@ GROUPS: dict[str, dict[str, CommandEntry]] = {
             "mp-agent settings --schema",
         ),
         "rules": CommandEntry(
-            "alerting.rules_command:rules_command",
+            "alerting.commands:rules_command",
             "Write the Prometheus alerting rules.",
             "mp-agent rules --set grad_norm_high=200 --output mp_agent.rules.yaml",
         ),

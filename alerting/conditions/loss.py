@@ -360,7 +360,7 @@ TARGETS_BROADCAST = loop_mistake(
         "outputs themselves, where the shape comes from view or a transposition: give it by "
         "unsqueeze.",
     ),
-    samples=("check_batch",),
+    samples=("one_shape",),
     panels=(panels.LOSS,),
 )
 

@@ -3,8 +3,8 @@
 import pytest
 from click.testing import CliRunner
 
+from mp_agent.alerting.commands import explain_command
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.alerting.pages.command import explain_command
 
 
 @pytest.mark.parametrize("name", ["MpAgentRankNonFinite", "ranknonfinite", "RankNonFinite"])

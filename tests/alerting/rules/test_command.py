@@ -6,8 +6,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from mp_agent.alerting.commands import rules_command
 from mp_agent.alerting.rules import RULES_FILE, rendered_files
-from mp_agent.alerting.rules_command import rules_command
 from mp_agent.alerting.site import known_names
 
 

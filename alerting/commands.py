@@ -1,4 +1,7 @@
-"""`mp-agent rules`: writes the rule file, and refuses values that would hide what is wrong."""
+"""`mp-agent rules` and `mp-agent explain`: the rule file, and a runbook in the terminal.
+
+Values that would hide what is wrong are refused.
+"""
 
 import difflib
 import re
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import click
 from rich import box
+from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
 
@@ -21,13 +25,14 @@ from mp_agent.alerting.durations import (
 )
 from mp_agent.alerting.expressions import Count, Gone, Series, Silent, Unreachable, walk
 from mp_agent.alerting.links import ALERT_MARK
+from mp_agent.alerting.pages import PREFIX, condition_named, runbook_text
 from mp_agent.alerting.rules import render_rules, rules_heading
-from mp_agent.alerting.site import OFF, site_values
+from mp_agent.alerting.site import OFF, site_values, usable_values
 from mp_agent.alerting.values import SELECTORS, Values, number_text
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.catalog.thresholds import THRESHOLDS
-from mp_agent.errors import SettingError
-from mp_agent.output import Console, write_whole
+from mp_agent.errors import SettingError, unknown_name
+from mp_agent.output import Console, refuse, write_whole
 from mp_agent.settings import load_settings
 
 SHORTEST_SECONDS = 1.0
@@ -285,3 +290,25 @@ def _check(output: Path, text: str) -> None:
     )
     click.echo("\n".join(lines))
     raise SystemExit(1)
+
+
+_FOLDED = re.compile(r"<details><summary>(.*?)</summary>(.*?)</details>", re.DOTALL)
+
+
+@click.command("explain")
+@click.argument("alert")
+def explain_command(alert: str) -> None:
+    """Explain an alert: how bad it is, how to confirm it, likely causes, what to do.
+
+    ALERT is its name, in any case, with or without MpAgent: `mp-agent explain LossSpike`. The
+    numbers are those that the settings have in force here.
+    """
+    condition = condition_named(alert)
+    if condition is None:
+        short = "" if alert.startswith(PREFIX) else PREFIX
+        known = (condition.name.removeprefix(short) for condition in CONDITIONS)
+        refuse("explain", unknown_name(alert, known))
+    settings, _ = load_settings()
+    values = usable_values(settings, time_scale=settings.time_scale)[0]
+    text = _FOLDED.sub(r"### \1\n\2", runbook_text(condition, values))
+    Console().print(Markdown(text))
