@@ -235,9 +235,8 @@ RESUMED_WITHOUT_STATE = gauge(
 NOTHING_LOADED = gauge(
     "mp_agent.nothing_loaded.tensors",
     "{tensor}",
-    help="Tensors that load_state_dict(strict=False) was given for the model that is trained, none "
-    "of which has a name of it, if nothing else was loaded into it since. Shown for a thousand "
-    "steps; absent otherwise.",
+    help="Tensors that load_state_dict(strict=False) was given for the model, or most of it, none "
+    "of which has a name of it. Shown for 1000 steps if nothing else was loaded; else absent.",
     read=lambda run: run.trained.nothing_loaded,
 )
 UPDATES_ROUNDED = gauge(

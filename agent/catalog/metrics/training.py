@@ -342,18 +342,15 @@ LOOP_MISTAKE_STEPS = gauge(
     "{step}",
     labels=("mistake",),
     help="Consecutive steps, skipped ones left out, on which the training loop made a mistake: "
-    "`gradients add up` (an optimizer used those of its step before again, which were not "
-    "cleared), `gradients discarded` (those of whole backwards were cleared before any step had "
-    "used them), `clipping after the step` (of gradients that it had used), `step repeated` (the "
-    "step, or the one before, used the gradients of the one before it again, with no backward in "
-    "between), `scaled gradients` (which the loss scale still multiplies), `optimizer never "
-    "steps` (one for which gradients are made; 64 if the run makes no step at all), `evaluation "
-    "mode` (of a model that was trained in training mode before, or has dropout), `clipping "
-    "without gradients` (no call that clips was given any), `epoch repeated` (a "
-    "DistributedSampler that shuffles was not given a new one), `seed repeated` (so that random "
-    "numbers are those of the step before), `FP16 without a loss scale` (under autocast), `loss "
-    "input mismatch` (such as probabilities for logits), `targets broadcast` ([B] against outputs "
-    "[B, 1]), `loss in 16 bits`; the last four are looked at on every 17th step.",
+    "`gradients add up` (those of the step before, not cleared, were used again), `gradients "
+    "discarded` (of whole backwards, before any step had used them), `clipping after the step`, "
+    "`step repeated` (it, or the one before, used gradients again, without a backward), `scaled "
+    "gradients` (by the loss scale), `optimizer never steps` (64 if the run makes no step at "
+    "all), `evaluation mode` (of a model trained in training mode before, or with dropout), "
+    "`clipping without gradients` (no call was given any), `epoch repeated` (`set_epoch` is not "
+    "called), `seed repeated`, `FP16 without a loss scale`, `loss input mismatch` (probabilities "
+    "for logits), `targets broadcast`, `loss in 16 bits`; the last four are looked at on every "
+    "17th step.",
     read=lambda run: {(mistake,): float(steps) for mistake, steps in run.loop.steps.items()},
 )
 AUTOCAST_FP32_SAMPLES = gauge(
