@@ -4,7 +4,7 @@ from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above, less_below
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened
-from mp_agent.alerting.conditions.overflows import (
+from mp_agent.alerting.conditions.mixed_precision import (
     OVERFLOW_CAUSES,
     OVERFLOW_REMEDIES,
     WHY_OVERFLOW_ENDS,

@@ -286,7 +286,7 @@ NOTHING_LOADED = Condition(
     needs=((Quantity.OPTIMIZER,),),
     guidance=Guidance(
         harm="The run begins from other weights than was meant. Stop it before it is long.",
-        query='mp_agent_nothing_loaded_tensors{run="RUN"}',
+        query='mp_agent_unmatched_tensors{run="RUN"}',
         reading="The number of tensors of the checkpoint. It is shown for 1000 steps.",
         causes=(
             "A checkpoint of the wrapped model that is loaded into the one without wrapper, or the "

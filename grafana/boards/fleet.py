@@ -41,7 +41,7 @@ from mp_agent.alerting.conditions.loss_scale import (
     LOSS_SCALE_LOW,
     LOSS_SCALE_LOW_AND_FALLING,
 )
-from mp_agent.alerting.conditions.overflows import OVERFLOW_RATIO_HIGH
+from mp_agent.alerting.conditions.mixed_precision import OVERFLOW_RATIO_HIGH
 from mp_agent.alerting.conditions.run import RUN_STALLED
 
 _RUN_LINK = (

@@ -233,7 +233,7 @@ RESUMED_WITHOUT_STATE = gauge(
     read=lambda run: run.trained.resumed_without_state,
 )
 NOTHING_LOADED = gauge(
-    "mp_agent.nothing_loaded.tensors",
+    "mp_agent.unmatched_tensors",
     "{tensor}",
     help="Tensors that load_state_dict(strict=False) was given for the model, or most of it, none "
     "of which has a name of it. Shown for 1000 steps if nothing else was loaded; else absent.",

@@ -359,8 +359,9 @@ _SETTLED_SHARE = 0.3
 """Share of its highest value that the learning rate has where a schedule does not explain that
 updates are rounded away."""
 _RISING = 1.05
-_STATE_MADE_STEPS = 1000
-"""Steps after which Adam's second moment, at a beta of 0.999, has been made again."""
+_SHOWN_STEPS = 1000
+"""Steps for which it is shown how a run has begun: Adam's second moment, at a beta of 0.999, has
+been made again by then."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -387,12 +388,12 @@ class ParameterTracker(Tracker):
         self.steps_since_resumed += 1
         if (found := step.columns.get(RESUMED_WITHOUT_STATE)) is not None:
             self.resumed_without_state, self.steps_since_resumed = found, 0
-        elif self.steps_since_resumed > _STATE_MADE_STEPS:
+        elif self.steps_since_resumed > _SHOWN_STEPS:
             self.resumed_without_state = None
         self.steps_since_loaded += 1
-        if (given := step.columns.get(NOTHING_LOADED)) is not None:
+        if given := step.columns.get(NOTHING_LOADED):
             self.nothing_loaded, self.steps_since_loaded = given, 0
-        elif self.steps_since_loaded > _STATE_MADE_STEPS:
+        elif self.steps_since_loaded > _SHOWN_STEPS:
             self.nothing_loaded = None
         rate = step.get("learning_rate")
         if UNCHANGED_PARAMETERS in step.columns:

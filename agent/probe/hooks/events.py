@@ -48,7 +48,10 @@ class Events(Protocol):
         """Called when the gradients of `parameters` are about to be clipped."""
 
     def clipping_to(self, max_norm: object, total_norm: object) -> None:
-        """Called when their norm `total_norm` is known; they will be scaled down to `max_norm`."""
+        """Called when their norm `total_norm` is known; they will be scaled down to `max_norm`.
+
+        None of both where each value has been clipped.
+        """
 
     def clipping_compiled(self) -> None:
         """Called when clipping is being compiled: when it runs, no event will be reported."""

@@ -90,8 +90,20 @@ def install_clipping(patches: Patches, events: Events, shield: Shield) -> None:
 
         return clip
 
+    def wrap_values(original: Callable[..., Any]) -> Callable[..., Any]:
+        clip = wrap_clip(original)
+
+        @functools.wraps(original)
+        def clip_values(*args: Any, **kwargs: Any) -> Any:
+            result = clip(*args, **kwargs)
+            if not torch.compiler.is_compiling():
+                shield.run("clipping", events.clipping_to, None, None)
+            return result
+
+        return clip_values
+
     _replace(patches, "clip_grad_norm_", wrap_clip)
-    _replace(patches, "clip_grad_value_", wrap_clip)
+    _replace(patches, "clip_grad_value_", wrap_values)
     _replace(patches, "_clip_grads_with_norm_", wrap_scaling_down)
     patches.replace(FullyShardedDataParallel, "clip_grad_norm_", wrap_fsdp)
 

@@ -429,6 +429,7 @@ class ModelMode:
             behaving = filter(_depends_on_mode, nn.Module.modules(model))
             self._behaving = tuple(map(weakref.ref, islice(behaving, _INSPECTED_AT_MOST)))
             self.is_known = bool(self._behaving)
+            self.was_left &= self.is_known
             whole = all(id(each) in held for each in nn.Module.parameters(model))
             self._drops = whole and any(map(_drops, nn.Module.modules(model)))
 

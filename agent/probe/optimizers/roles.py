@@ -1,7 +1,7 @@
 """Watched optimizers, which of them train the run's model, and optimizers that never step."""
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from itertools import count
 from weakref import WeakSet
@@ -264,6 +264,36 @@ _RECENT_STEPS = 16
 """Steps of the run for which an optimizer counts after its gradients were cleared."""
 
 
+class FewWeights:
+    """A few elements of the first, a middle and the last of some parameters, as they were."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        count = len(parameters)
+        places = sorted({0, count // 2, count - 1}) if count else []
+        self._before = [
+            (weakref.ref(parameters[place]), bits.clone())
+            for place in places
+            if (bits := _few_bits(parameters[place])) is not None
+        ]
+
+    def kept(self) -> Scalar | None:
+        """Return whether they are as they were: 1 or 0, where they are; None where none is known.
+
+        They may have moved to a device since, to which the host's are sent without waiting.
+        """
+        equal = [
+            (bits == before.to(bits.device, non_blocking=True)).all()
+            for ref, before in self._before
+            if (parameter := ref()) is not None
+            and (bits := _few_bits(parameter)) is not None
+            and bits.shape == before.shape
+            and (bits.device == before.device or accelerator.is_on_host(before.device))
+        ]
+        if not equal:
+            return None
+        return scalar_of(torch.stack(accelerator.on_one_device(equal)).all().double())
+
+
 class _Waiting:
     """An optimizer that has not stepped, and what a few of its weights were."""
 
@@ -271,32 +301,14 @@ class _Waiting:
         self.optimizer = weakref.ref(optimizer)
         self.steps = 0
         """Steps of the run since its gradients were cleared last."""
-        found = [each for each in optimizer_parameters(optimizer) if each.grad is not None]
-        inspected = [found[place] for place in sorted({0, len(found) // 2, len(found) - 1})]
-        self._before = [
-            (weakref.ref(each), bits.clone())
-            for each in inspected
-            if (bits := _few_bits(each)) is not None
-        ]
+        trained = [each for each in optimizer_parameters(optimizer) if each.grad is not None]
+        self.weights = FewWeights(trained)
 
     @property
     def has_changed(self) -> bool:
         """Whether weights are known on the host to have changed: something else steps them."""
-        keeps = self.keeps_weights()
+        keeps = self.weights.kept()
         return isinstance(keeps, float) and keeps == 0.0
-
-    def keeps_weights(self) -> Scalar | None:
-        """Return whether the weights are as they were: 1 or 0, where they are; None if gone."""
-        equal = [
-            (bits == before).all()
-            for ref, before in self._before
-            if (parameter := ref()) is not None
-            and (bits := _few_bits(parameter)) is not None
-            and (bits.device, bits.shape) == (before.device, before.shape)
-        ]
-        if not equal:
-            return None
-        return scalar_of(torch.stack(accelerator.on_one_device(equal)).all().double())
 
 
 def _few_bits(parameter: torch.Tensor) -> torch.Tensor | None:
@@ -327,7 +339,7 @@ class NeverStepped:
     def run_stepped(self, scalars: dict[str, Scalar]) -> None:
         """Add to a step of the run whether one has not stepped, and its weights stay."""
         self.waiting = [each for each in self.waiting if self._still_waits(each)]
-        found = any_of(each.keeps_weights() for each in self.waiting)
+        found = any_of(each.weights.kept() for each in self.waiting)
         if found is not None:
             scalars[OPTIMIZER_NEVER_STEPS] = found
 

@@ -61,15 +61,14 @@ def is_scaled(roots: object) -> bool:
 
     By which is not read: that may call hooks on saved tensors, which compute them again.
     """
-    node = getattr(_single(roots), "grad_fn", None)
-    while node is not None and node.name() in _CONSTANT_FACTORS and _has_constant(node):
-        if node.name() == "MulBackward0":
-            return True
+    return any(map(_is_multiplied, roots if isinstance(roots, list | tuple) else [roots]))
+
+
+def _is_multiplied(root: object) -> bool:
+    node = getattr(root, "grad_fn", None)
+    while node is not None and node.name() == "DivBackward0" and _has_constant(node):
         node = _next(node, 0)
-    return False
-
-
-_CONSTANT_FACTORS = ("DivBackward0", "MulBackward0")
+    return node is not None and node.name() == "MulBackward0" and _has_constant(node)
 
 
 def _has_constant(node: Any) -> bool:

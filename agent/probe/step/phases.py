@@ -295,7 +295,7 @@ class Loaders:
     Of a `DistributedSampler` that shuffles, the passes over the data too: `set_epoch` gives each an
     order of its own. A pass counts once two of its batches were each followed by a backward: of one
     that is only looked at, or evaluated by, at most the last one is. Two passes in one order are
-    none too many: a search of the learning rate comes before the first epoch, and some methods go
+    no mistake: a search of the learning rate comes before the first epoch, and some methods go
     through each epoch twice.
     """
 

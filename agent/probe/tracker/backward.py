@@ -266,8 +266,8 @@ class BackwardTracking:
         context.order.backward_begins(context.registry.roles.watched, context.step.sequence)
         if context.step.sequence % _LOOK_INTERVAL_STEPS == 0:
             self._look_at_graph(roots, seeds)
-        if context.loaded_nothing:
-            context.forget_what_was_loaded_otherwise()
+        if context.loaded.unmatched:
+            context.loaded.backward_begins()
         if self._found:
             context.step.scalars.update(self._found)
         first = context.registry.first

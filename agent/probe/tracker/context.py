@@ -11,7 +11,7 @@ from mp_agent.probe.instruments.instrument import Instruments
 from mp_agent.probe.optimizers.loop_order import LoopOrder
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
-from mp_agent.probe.optimizers.roles import Role, WatchedOptimizer
+from mp_agent.probe.optimizers.roles import FewWeights, Role, WatchedOptimizer
 from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.recording.run_facts import ObservedTraits
 from mp_agent.probe.ring_connection import RingConnection
@@ -22,6 +22,58 @@ from mp_agent.probe.step.phases import Loaders, PhaseMarks, Seeds, StepParts
 from mp_agent.probe.step.thread_progress import ThreadProgress
 from mp_agent.records.columns import NOTHING_LOADED, RESUMED_WITHOUT_STATE
 from mp_agent.records.steps import Phase
+
+
+@dataclass(slots=True)
+class _UnmatchedState:
+    """A state of so many tensors, of which a module has none."""
+
+    tensors: int
+    weights: FewWeights
+    """Those of the module, as it was left with."""
+    stays: Scalar | None = None
+    """Whether it had them still at the first backward; None where that is not known."""
+    is_compared: bool = False
+
+
+class LoadedStates:
+    """Finds that a state was to be loaded into the model, and nothing of it was.
+
+    What is loaded into a part of the model, or into what it is a part of, makes up for it, and what
+    the script copies into it by hand.
+    """
+
+    def __init__(self) -> None:
+        self._fitting: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.unmatched: weakref.WeakKeyDictionary[nn.Module, _UnmatchedState] = (
+            weakref.WeakKeyDictionary()
+        )
+        """By module, what the next backward compares, and the next step decides; mostly empty."""
+
+    def add(self, module: nn.Module, tensors: int, fitting: int) -> None:
+        """Note what a module was given; any may be the model, or most of it."""
+        if fitting > 0:
+            self._fitting.add(module)
+        else:
+            weights = FewWeights(list(nn.Module.parameters(module)))
+            self.unmatched[module] = _UnmatchedState(tensors, weights)
+
+    def backward_begins(self) -> None:
+        """See whether modules still have the weights that they were left with, once."""
+        for each in self.unmatched.values():
+            if not each.is_compared:
+                each.stays, each.is_compared = each.weights.kept(), True
+
+    def stepped(self, plan: MeasurementPlan | None, scalars: dict[str, Scalar]) -> None:
+        """Add to the step the tensors of a state for most of what an optimizer trains."""
+        trained = frozenset() if plan is None else plan.identities
+        unmatched, self.unmatched = self.unmatched, weakref.WeakKeyDictionary()
+        loaded = {id(each) for module in self._fitting for each in nn.Module.parameters(module)}
+        for module, state in unmatched.items():
+            held = set(map(id, nn.Module.parameters(module)))
+            if len(trained & held) > len(trained) / 2 and held.isdisjoint(loaded):
+                stays = 1.0 if state.stays is None else state.stays
+                scalars[NOTHING_LOADED] = state.tensors * stays
 
 
 @dataclass(slots=True, eq=False)
@@ -47,13 +99,7 @@ class TrackerContext:
     gradients were measured; others train their own models."""
     awaits_optimizer: bool = False
     """The ring is made with the first optimizer, or once there have been many backwards."""
-    loaded: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
-    """Modules that were given a state of which something has fitted."""
-    loaded_nothing: weakref.WeakKeyDictionary[nn.Module, tuple[int, int]] = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
-    """Modules that were given a state of so many tensors, of which none has fitted, and how often
-    torch had counted changes of their parameters by then."""
+    loaded: LoadedStates = field(default_factory=LoadedStates)
     guarded: bool = False
     """The guard is to act on updates."""
     clipping_is_compiled: bool = False
@@ -76,25 +122,6 @@ class TrackerContext:
     def note_unguarded(self, feature: str) -> None:
         """Report updates on which the guard does not act."""
         self.connection.reports.note_unguarded(feature)
-
-    def forget_what_was_loaded_otherwise(self) -> None:
-        """Leave out modules whose weights something has changed since: a script may copy them."""
-        for module, (_, before) in tuple(self.loaded_nothing.items()):
-            if sum(each._version for each in nn.Module.parameters(module)) != before:
-                del self.loaded_nothing[module]
-
-    def note_loaded_nothing(self, watched: WatchedOptimizer, step: OpenStep) -> None:
-        """Record that of a state nothing was loaded into most of what an optimizer trains.
-
-        Unless something was loaded into a part of it, or into what it is a part of.
-        """
-        given, self.loaded_nothing = self.loaded_nothing, weakref.WeakKeyDictionary()
-        trained = frozenset() if (plan := watched.plan()) is None else plan.identities
-        loaded = {id(each) for module in self.loaded for each in nn.Module.parameters(module)}
-        for module, (tensors, _) in given.items():
-            held = set(map(id, nn.Module.parameters(module)))
-            if len(trained & held) > len(trained) / 2 and held.isdisjoint(loaded):
-                step.scalars[NOTHING_LOADED] = float(tensors)
 
     def enter_phase(self, phase: Phase) -> None:
         """Set the phase of training, unless this thread trains another model."""

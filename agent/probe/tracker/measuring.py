@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from math import inf, isnan, nan
+from math import inf, isnan
 from threading import get_ident
 
 import torch
@@ -88,8 +88,8 @@ class StepEnd:
         context.order.stepped(watched, roles.watched, step.scalars, skipped=not_stepped)
         if roles.never_stepped.waiting and watched.role is Role.FIRST:
             roles.never_stepped.run_stepped(step.scalars)
-        if context.loaded_nothing and watched.role is Role.FIRST:
-            context.note_loaded_nothing(watched, step)
+        if context.loaded.unmatched and watched.role is Role.FIRST:
+            context.loaded.stepped(watched.plan(), step.scalars)
         if isinstance(rate := step.scalars.get("learning_rate"), float) and rate == 0.0:
             watched.note_rate_0(step.scalars)
         context.instruments.optimizer_stepped(step, watched)
@@ -339,18 +339,17 @@ class ClippingTracking:
     def __init__(self, context: TrackerContext, measuring: GradientMeasuring) -> None:
         self._context = context
         self._measuring = measuring
-        self._reached: Scalar | None = None
-        """What was known of the step's clipping before the call under way; None between calls."""
+        self._reaches = False
+        """The call under way was given a parameter that has a gradient."""
 
     def begins(self, parameters: list[torch.Tensor]) -> None:
         """Measure the gradients before they are clipped; they may still be scaled."""
         context = self._context
-        self._note_reach(parameters)
+        self._reaches = any(each.grad is not None for each in parameters)
         holding = context.registry.holding(parameters)
         clipped = [watched for watched in holding if not watched.managed]
         context.thread.clips_late = context.order.clips(clipped)
         if context.thread.clips_late:
-            context.step.scalars[LATE_CLIPPING] = 1.0
             return
         for watched in clipped:
             self._measuring.measure(watched, "clip", context.inverse_scale(watched))
@@ -360,28 +359,19 @@ class ClippingTracking:
             if watched.label not in context.boundaries.of(watched).settled
         ]
 
-    def _note_reach(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Note whether any clipping of the step has found gradients."""
-        scalars = self._context.step.scalars
-        if self._reached is None:  # a call for the norm alone is to change nothing
-            self._reached = scalars.get(CLIPS_NOTHING, nan)
-        if any(each.grad is not None for each in parameters):
-            scalars[CLIPS_NOTHING] = 0.0
-        else:
-            scalars.setdefault(CLIPS_NOTHING, 1.0)
-
     def norm_known(self, max_norm: object, total_norm: object) -> None:
-        """Record the limit and the norm of the clipping under way."""
+        """Record the limit and the norm of the clipping under way, as far as it has any."""
         limit, norm = snapshot_of(max_norm), snapshot_of(total_norm)
-        scalars, (reached, self._reached) = self._context.step.scalars, (self._reached, None)
-        if isinstance(limit, float) and limit == inf:  # it only asks for the norm
-            scalars.pop(LATE_CLIPPING, None)
-            scalars[CLIPS_NOTHING] = nan if reached is None else reached
-        if self._context.thread.clips_late:
+        thread, scalars = self._context.thread, self._context.step.scalars
+        if not (isinstance(limit, float) and limit == inf):  # that only asks for the norm
+            scalars[CLIPS_NOTHING] = 0.0 if self._reaches else scalars.get(CLIPS_NOTHING, 1.0)
+            if thread.clips_late:
+                scalars[LATE_CLIPPING] = 1.0
+        if thread.clips_late:
             return
         if limit is None or norm is None:
             return
-        clipped: list[WatchedOptimizer] = self._context.thread.clipped
+        clipped: list[WatchedOptimizer] = thread.clipped
         of_run = [watched for watched in clipped if watched.role is not Role.SEPARATE]
         if of_run:
             step = self._context.boundaries.of(of_run[0])

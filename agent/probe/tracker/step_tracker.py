@@ -72,14 +72,6 @@ class ActivityTracking:
         if not self._context.trains_other_model:
             self._context.seeds.numbers_set(seeded=seeded)
 
-    def state_loaded(self, module: nn.Module, tensors: int, fitting: int) -> None:
-        """Note a state of which nothing fits; any module may be the model, or most of it."""
-        if fitting:
-            self._context.loaded.add(module)
-        else:
-            versions = [each._version for each in nn.Module.parameters(module)]
-            self._context.loaded_nothing[module] = tensors, sum(versions)
-
     def saving(self, begins: bool) -> None:
         """Enter or leave the checkpoint phase, if the thread that trains saves."""
         if not self._context.trains_other_model:
@@ -210,7 +202,7 @@ class StepTracker:
         self.engine_step_ended = engines.ended
         self.mode_changed = activity.mode_changed
         self.batch_loads = context.loaders.loads
-        self.state_loaded = activity.state_loaded
+        self.state_loaded = context.loaded.add
         self.random_numbers_set = activity.random_numbers_set
         self.graph_capture_begins = graphs.capture_begins
         self.graph_capture_ended = graphs.capture_ended

@@ -293,7 +293,8 @@ COMMON_STEP_COLUMNS = (
         NOTHING_LOADED,
         Algebra.MAX,
         "tensors that load_state_dict(strict=False) was given for the model, or most of it, none "
-        "of which has a name of it, if nothing else was loaded into it; on the step that follows",
+        "of which has a name of it, if nothing else was loaded into it; on the step that follows; "
+        "0 where its weights have changed before that",
     ),
     Column(
         ANOTHER_MODEL,

@@ -22,7 +22,7 @@ from grafana.style import (
 from mp_agent.alerting.conditions.agent import COVERAGE_LOW
 from mp_agent.alerting.conditions.gradient_size import GRADIENT_EXPLOSION, GRADIENT_VANISHING
 from mp_agent.alerting.conditions.loss_scale import LOSS_SCALE_AT_FLOOR, LOSS_SCALE_LOW
-from mp_agent.alerting.conditions.overflows import OVERFLOW_RATIO_HIGH
+from mp_agent.alerting.conditions.mixed_precision import OVERFLOW_RATIO_HIGH
 from mp_agent.alerting.conditions.run import RUN_FAILED
 
 _VERDICT = " or ".join(

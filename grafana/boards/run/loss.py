@@ -16,8 +16,8 @@ from mp_agent.alerting.conditions.loss_scale import (
     LOSS_SCALE_LOW,
     LOSS_SCALE_LOW_AND_FALLING,
 )
+from mp_agent.alerting.conditions.mixed_precision import OVERFLOW_RATIO_HIGH
 from mp_agent.alerting.conditions.nonfinite import LOSS_NONFINITE
-from mp_agent.alerting.conditions.overflows import OVERFLOW_RATIO_HIGH
 
 _NO_SCALER = "No loss scale"
 _OVER_RANGE = f"({series('mp_agent_loss')}[$__range] @ end())"

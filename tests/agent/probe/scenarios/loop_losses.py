@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from mp_agent.records.columns import (
     CLIPS_NOTHING,
     FP16_WITHOUT_LOSS_SCALE,
+    LATE_CLIPPING,
     LOSS_IN_16_BITS,
     LOSS_INPUT_MISMATCH,
     TARGETS_BROADCAST,
@@ -75,6 +76,29 @@ def clips_before_backward_and_asks_for_the_norm_after_it() -> None:
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), math.inf)
         optimizer.step()
+
+
+@wrong(CLIPS_NOTHING)
+def asks_for_the_norm_and_clips_before_backward() -> None:
+    clip_before_backward(
+        lambda parameters: [
+            nn.utils.clip_grad_norm_(each, limit)
+            for each in [list(parameters)]
+            for limit in (math.inf, 1.0)
+        ]
+    )
+
+
+@wrong(LATE_CLIPPING)
+def clips_after_the_step_and_asks_for_the_norm() -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+        for limit in (1.0, math.inf):
+            nn.utils.clip_grad_norm_(model.parameters(), limit)
 
 
 @healthy
@@ -237,6 +261,15 @@ def fp16_without_a_scaler_accumulated() -> None:
 @healthy
 def fp16_with_a_scaler() -> None:
     under_fp16(_scaled)
+
+
+@healthy
+def fp16_with_a_scaler_for_two_losses() -> None:
+    def backward(scaler: torch.amp.GradScaler, loss: Tensor) -> torch.amp.GradScaler:
+        torch.autograd.backward(scaler.scale([loss, 0.1 * loss.square()]))
+        return scaler
+
+    under_fp16(backward)
 
 
 @healthy

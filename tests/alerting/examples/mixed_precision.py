@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from mp_agent.alerting.conditions.overflows import _description
+from mp_agent.alerting.conditions.mixed_precision import _description
 from mp_agent.alerting.expressions import limit
 from mp_agent.alerting.values import Severity
 from mp_agent.catalog.metrics import training
