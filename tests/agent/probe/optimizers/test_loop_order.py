@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from mp_agent.probe.optimizers.loop_order import GradientUse, any_of
+from mp_agent.probe.optimizers.loop_order import GradientUse, ModelMode, any_of
 from tests.agent.probe.ranks import run_ranks
 from tests.gloo import process_group
 
@@ -66,3 +66,14 @@ def test_gradients_that_fsdp2_adds_to_in_place_are_noticed(tmp_path: Path):
     run_ranks(_assert_noticed, tmp_path, ranks=2)
     assert _adding_up(nn.Linear(4, 4), zeroed=False) == [False, True, True, True]
     assert not any(_adding_up(nn.Linear(4, 4), zeroed=True))
+
+
+def test_another_model_that_no_mode_matters_to_is_not_left_in_evaluation():
+    mode = ModelMode()
+    dropping = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)).eval()
+    mode.given(dropping, trained_before=True, held=frozenset())
+    mode.stepped()
+    assert mode.was_left
+
+    mode.given(nn.Linear(2, 2).eval(), trained_before=False, held=frozenset())
+    assert not mode.was_left
