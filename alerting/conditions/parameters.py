@@ -285,7 +285,7 @@ NOTHING_LOADED = Condition(
     quiet=("a checkpoint of which a part fits",),
     needs=((Quantity.OPTIMIZER,),),
     guidance=Guidance(
-        harm="The run begins from other weights than was meant. Stop it before it is long.",
+        harm="The run begins from other weights than were meant. Stop it early.",
         query='mp_agent_unmatched_tensors{run="RUN"}',
         reading="The number of tensors of the checkpoint. It is shown for 1000 steps.",
         causes=(
