@@ -176,6 +176,8 @@ GRADIENT_EXPLOSION = Condition(
         false_positives=(
             "Norms that change level on purpose, such as when layers are unfrozen or a loss term "
             "is added: the new level becomes the usual one after some hundred steps.",
+            "An objective that one sample estimates, as in variational inference: single gradients "
+            "far beyond the usual are noise. Average over more samples, or clip.",
             "Clipping that hooks cannot see (custom code, a whole step under torch.compile): the "
             "agent does not know that it contains the norm. The label measuring_point of "
             "mp_agent_run_info says what is measured.",

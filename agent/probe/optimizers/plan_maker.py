@@ -99,10 +99,6 @@ class NewOptimizers:
         """Whether any of the latest still exists."""
         return any(reference() is not None for reference in self._made)
 
-    def any_has_gradient(self) -> bool:
-        """Return whether any of the latest has gradients to step with."""
-        return any(map(has_gradient, alive(self._made)))
-
     def pop_ready(
         self, watched: Iterable[Optimizer | None], root: nn.Module | None
     ) -> list[Optimizer]:

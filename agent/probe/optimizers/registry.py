@@ -99,13 +99,16 @@ class OptimizerRegistry:
         made = [each for each in distinct(self._new.all()) if each not in never.stepped]
         never.clears(each for each in made if holds_any(owner, optimizer_parameters(each)))
 
-    def expects_step(self) -> bool:
-        """Return whether there is an optimizer with gradients; searches all live objects."""
-        if self.roles.watched or self._new.any_has_gradient():
-            return True
-        found = self._plan_maker.live_objects().optimizers
-        self._plan_maker.forget_live_objects()
-        return any(map(has_gradient, found))
+    def expected_to_step(self) -> list[Optimizer]:
+        """Return the optimizers that are watched; else those with gradients, of all live ones."""
+        watched = (each.optimizer for each in self.roles.watched)
+        found = [each for each in watched if each is not None]
+        if not found:
+            found = list(filter(has_gradient, distinct(self._new.all())))
+        if not found:
+            found = list(filter(has_gradient, self._plan_maker.live_objects().optimizers))
+            self._plan_maker.forget_live_objects()
+        return found
 
     def trains_any(self) -> bool:
         """Return whether any parameter requires gradients, those of all live modules."""

@@ -293,6 +293,12 @@ class FewWeights:
             return None
         return scalar_of(torch.stack(accelerator.on_one_device(equal)).all().double())
 
+    @property
+    def have_changed(self) -> bool:
+        """Whether they are known on the host to have changed."""
+        keeps = self.kept()
+        return isinstance(keeps, float) and keeps == 0.0
+
 
 class _Waiting:
     """An optimizer that has not stepped, and what a few of its weights were."""
@@ -303,12 +309,6 @@ class _Waiting:
         """Steps of the run since its gradients were cleared last."""
         trained = [each for each in optimizer_parameters(optimizer) if each.grad is not None]
         self.weights = FewWeights(trained)
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether weights are known on the host to have changed: something else steps them."""
-        keeps = self.weights.kept()
-        return isinstance(keeps, float) and keeps == 0.0
 
 
 def _few_bits(parameter: torch.Tensor) -> torch.Tensor | None:
@@ -348,6 +348,6 @@ class NeverStepped:
         optimizer = waiting.optimizer()
         if optimizer is None or waiting.steps > _RECENT_STEPS:
             return False
-        if waiting.has_changed:
+        if waiting.weights.have_changed:
             self.stepped.add(optimizer)
         return optimizer not in self.stepped

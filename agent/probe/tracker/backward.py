@@ -11,6 +11,8 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.loop_order import any_of
+from mp_agent.probe.optimizers.parameter_names import optimizer_parameters
+from mp_agent.probe.optimizers.roles import FewWeights
 from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
 from mp_agent.probe.step.loss_graph import fp32_share, has_fp16_products, is_scaled, mistakes_of
 from mp_agent.probe.step.thread_progress import loss_of, within_backward
@@ -99,7 +101,7 @@ _ACCUMULATED_AT_MOST = 2048
 twice those of a large batch."""
 _LOOK_INTERVAL_STEPS = 17
 """Prime, so that it does not always meet what a script does on every so many steps."""
-_DOUBTFUL_BACKWARDS = (_EARLY_BACKWARDS_AT_MOST, _ACCUMULATED_AT_MOST)
+_DOUBTFUL_BACKWARDS = (_EARLY_BACKWARDS_AT_MOST, UNUSED_GRADIENTS_AT_MOST, _ACCUMULATED_AT_MOST)
 
 
 class BackwardTracking:
@@ -126,6 +128,8 @@ class BackwardTracking:
         """Backwards before any optimizer was known."""
         self._doubtful = False
         """There were so many of these that an optimizer is to be searched for."""
+        self._early_weights = FewWeights(())
+        """Those of the optimizers that were found then, as they were after so many."""
         self._looked_at = 0
         """The last step on which the graph of the loss was looked at."""
         self._found: dict[str, Scalar] = {}
@@ -211,9 +215,9 @@ class BackwardTracking:
         if first is None or step.sequence == 1:
             self._unused_gradients += 1
             if self._unused_gradients == UNUSED_GRADIENTS_AT_MOST:
-                expects = context.registry.expects_step()
+                expects = bool(context.registry.expected_to_step())
                 waiting = context.registry.roles.never_stepped.waiting
-                expects &= not any(each.has_changed for each in waiting)
+                expects &= not any(each.weights.have_changed for each in waiting)
                 context.note_unsupported(NEVER_STEPPED if expects else UNKNOWN_OPTIMIZER)
         if first is None:
             if not step.gradients_kept:
@@ -245,13 +249,19 @@ class BackwardTracking:
             context.connection.ensure()
 
     def _search_optimizer(self) -> None:
-        """Say so where there is none for the gradients that are there, or one that never steps."""
+        """Say so where there is none for the gradients that are there, or one that never steps.
+
+        One whose weights change although it never steps has hooks that do it in backward (LOMO).
+        """
         self._doubtful = False
-        context = self._context
-        if not context.registry.expects_step():
-            if context.registry.trains_any():
-                context.note_unsupported(UNKNOWN_OPTIMIZER)
-        elif self._early_backwards == _ACCUMULATED_AT_MOST:
+        context, count = self._context, self._early_backwards
+        expected = context.registry.expected_to_step()
+        if count == _EARLY_BACKWARDS_AT_MOST:
+            held = (parameter for each in expected for parameter in optimizer_parameters(each))
+            self._early_weights = FewWeights([each for each in held if each.requires_grad])
+        if (not expected and context.registry.trains_any()) or self._early_weights.have_changed:
+            context.note_unsupported(UNKNOWN_OPTIMIZER)
+        elif expected and count == _ACCUMULATED_AT_MOST:
             context.note_unsupported(NEVER_STEPPED)
 
     def _reaches(self, inputs: Sequence[torch.Tensor]) -> bool:

@@ -393,6 +393,44 @@ def test_nor_is_the_optimizer_that_only_clears_expected_to_step(watch):
     assert watched.state().unsupported == ("training without an optimizer that mp_agent knows",)
 
 
+class FusedIntoBackward(torch.optim.Optimizer):
+    """Updates weights in hooks of backward and never steps, as AdaLOMO of pytorch_optimizer.
+
+    The hook of a parameter updates those whose gradients exist by then, so that one waits for the
+    next backward.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model.parameters(), {"lr": 0.1})
+        for parameter in model.parameters():
+            parameter.register_hook(self._update)
+
+    @torch.no_grad()
+    def _update(self, gradient: torch.Tensor) -> torch.Tensor:
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-0.1)
+                parameter.grad = None
+        return gradient
+
+
+def test_an_optimizer_that_updates_in_backward_alone_is_said_not_to_be_known(watch):
+    watched, model = watch(), make_model()
+    optimizer = FusedIntoBackward(model)
+    before = [each.detach().clone() for each in model.parameters()]
+    for step in range(2100):
+        make_loss(model, step).backward()
+        if step == 70:
+            seen = watched.state().unsupported
+    changed = [
+        not each.equal(was)
+        for each, was in zip(optimizer.param_groups[0]["params"], before, strict=True)
+    ]
+    assert all(changed)
+    assert watched.state().unsupported == seen
+    assert seen == ("training without an optimizer that mp_agent knows",)
+
+
 _NEVER_STEPPED = ("gradients of an optimizer that has not stepped in 64 backwards",)
 
 
