@@ -18,6 +18,7 @@ from mp_agent.probe.optimizers.parameter_names import (
     holders,
     holds_any,
     optimizer_parameters,
+    root_module,
     unheld_gradients,
     untouched,
 )
@@ -56,6 +57,8 @@ class OptimizerRegistry:
         self._plan_maker = PlanMaker(ranks_in_run, self._new)
         self._overtaken: weakref.ref[Optimizer] | None = None
         """The first optimizer before the one that has taken its place."""
+        self._numbers: WatchedOptimizer | None = None
+        """Is the first only if no other one has stepped by its second step."""
         self._trained: _Trained | None = None
         self._searched = False
         """All live objects were searched for the holders of clipped parameters."""
@@ -294,6 +297,8 @@ class OptimizerRegistry:
         return found
 
     def _replace_gone_first(self, watched: WatchedOptimizer) -> None:
+        if watched is self._numbers and not watched.stepped_in_pass:
+            return
         if not any(each.alive and each.role is Role.FIRST for each in self.roles.watched):
             self.roles.replace_first(watched)
 
@@ -346,6 +351,9 @@ class OptimizerRegistry:
             if plan is not None and not watched.stepped_in_pass and held < plan.identities:
                 return watched  # known by clipping alone; it follows the one that steps
         if self.first is None:
+            if self._trains_numbers_of_no_module(optimizer):
+                self._numbers = self._add(optimizer, Role.SEPARATE)
+                return self._numbers
             return self._add(optimizer, Role.FIRST)
         joint = self._trains_part_of_run(optimizer)
         return self._add(optimizer, Role.CANDIDATE if joint else Role.SEPARATE)
@@ -390,6 +398,22 @@ class OptimizerRegistry:
             return False
         held = {identity for plan in self.plans_of_run() for identity in plan.identities}
         return self._plan_maker.trains_rest_of_model(optimizer, held)
+
+    def _trains_numbers_of_no_module(self, optimizer: Optimizer) -> bool:
+        """Return whether it has single numbers of no module alone, and another one has a module.
+
+        Soft actor-critic steps its temperature first; the run is that of the networks.
+        """
+        parameters = list(optimizer_parameters(optimizer))
+        if any(is_lazy(each) or each.numel() != 1 for each in parameters):
+            return False
+        live = self._plan_maker.live_objects()
+        if root_module(live.modules, parameters) is not None:
+            return False
+        others = distinct([*self._new.all(), *live.optimizers])
+        held = [list(optimizer_parameters(each)) for each in others if each is not optimizer]
+        self._plan_maker.forget_live_objects()
+        return any(root_module(live.modules, each) is not None for each in held)
 
     def _make_engine_plan(self, engine: OwningEngine, watched: WatchedOptimizer) -> MeasurementPlan:
         plan = engine.make_plan(watched.label)

@@ -102,6 +102,38 @@ class TestOneAfterTheOther:
         assert seen.contents.column("loss") == pytest.approx(expected)
         assert not any(map(isnan, seen.of("1")))
 
+    def test_a_temperature_that_steps_first_is_not_the_run(self, watch):
+        """Soft actor-critic of Stable-Baselines3."""
+        watched, ((critic, _), (one, _)) = watch(), two()
+        log_alpha = torch.ones(1).log().requires_grad_()
+        temperature = torch.optim.SGD([log_alpha], lr=1e-3)
+        losses, norms = [], []
+        for seed in range(4):
+            temperature.zero_grad()
+            (3.0 * log_alpha).sum().backward()
+            temperature.step()
+            one.zero_grad()
+            loss = make_loss(critic, seed)
+            loss.backward()
+            losses.append(loss.item())
+            norms.append(sum_squares(critic))
+            one.step()
+        watched.probe.flush()
+        seen = Seen(watched)
+        assert seen.contents.column("loss") == pytest.approx(losses)
+        assert seen.of("") == pytest.approx(norms, rel=1e-6)
+        assert seen.of("1")[1:] == pytest.approx([9.0] * 3)
+
+    def test_a_number_that_is_trained_alone_is_the_run(self, watch):
+        watched, (_, _others) = watch(), two()
+        number = torch.ones(1).requires_grad_()
+        only = torch.optim.SGD([number], lr=1e-3)
+        for _ in range(4):
+            only.zero_grad()
+            (3.0 * number).sum().backward()
+            only.step()
+        assert Seen(watched).of("")[-3:] == pytest.approx([9.0] * 3)
+
     def test_one_that_steps_seldom_has_no_row_in_between(self, watch):
         watched, ((first, second), (one, other)) = watch(), two()
         for number in range(8):
