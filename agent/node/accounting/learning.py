@@ -152,8 +152,9 @@ class LearningTracker(ModelTracker):
         if loss == 0.0 and nonfinite:
             yield ZERO_LOSS
         elif not nonfinite and without and step.gradients_observed:
-            # The missing ranks may hold the gradients.
-            if step.coverage == 1.0:
+            # A step that was not looked at says nothing new; missing ranks may hold the gradients.
+            looked = step.get("gradients_measured") != 0.0 or NO_GRADIENTS in self.untrained
+            if looked and step.coverage == 1.0:
                 yield NO_GRADIENTS
         elif step.get("sum_squares") == 0.0 and not nonfinite and step.gradients_complete:
             yield ZERO_GRADIENTS

@@ -62,6 +62,16 @@ def test_nothing_is_said_before_enough_steps_and_samples():
     assert account.view(make_run_view(), 0.0).without_gradient is None, "no layer was ever sampled"
 
 
+def test_gradients_that_are_not_looked_at_are_not_missing():
+    """Steps within backward; those that the budget leaves out after one without gradients are."""
+    assert account_of(gradients_measured=0.0).view(make_run_view(), 0.0).without_gradient is None
+    account = account_of(steps=1, gradients_measured=1.0)
+    for sequence in range(2, 71):
+        account.fold_step(merged_step(sequence, gradients_measured=float(sequence % 16 == 0)))
+    seen = account.view(make_run_view(), 0.0).without_gradient
+    assert seen == LayersWithoutGradient(share=1.0)
+
+
 def test_a_layer_that_had_one_once_is_none_of_them():
     first, later = table({"a": True, "b": True}), table({"a": False, "b": True})
 

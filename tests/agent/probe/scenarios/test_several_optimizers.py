@@ -403,6 +403,11 @@ class TestWithinBackward:
         assert watched.steps_reported == 3
         assert contents.state.probe_errors == 0
 
+    def test_gradients_that_were_not_looked_at_are_not_missing(self, watch):
+        watched, model = watch(), make_model()
+        self.train(model, 3)
+        assert watched.read().column("gradients_measured") == [0.0] * 3
+
     def test_is_reported_as_unsupported_and_warned_of_once(self, watch, caplog):
         watched, model = watch(), make_model()
         with caplog.at_level("WARNING", "mp_agent"):
