@@ -66,8 +66,8 @@ class OptimizerRegistry:
     def settle(self, model: nn.Module | None, optimizer: Optimizer | None) -> None:
         """Use the model and the first optimizer that the user named."""
         self._plan_maker.settle(model)
-        if optimizer is not None:
-            self.of(optimizer)
+        if optimizer is not None and (watched := self.of(optimizer)) is not None:
+            watched.become(Role.FIRST)
 
     @property
     def first(self) -> WatchedOptimizer | None:

@@ -196,7 +196,8 @@ class BackwardTracking:
             context.enter_phase(Phase.FORWARD)
         if self._optimizer_steps.stepped_in_backward:
             self._optimizer_steps.stepped_in_backward = False
-            context.step.scalars.setdefault("gradients_measured", 0.0)  # those not looked at
+            # Without it, gradients that no one looked at would count as missing.
+            context.step.scalars.setdefault("gradients_measured", 0.0)
             self._step_end.finish_run("")
         elif context.clipping_is_compiled:
             for watched in context.registry.known:

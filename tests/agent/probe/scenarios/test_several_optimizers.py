@@ -124,6 +124,18 @@ class TestOneAfterTheOther:
         assert seen.of("") == pytest.approx(norms, rel=1e-6)
         assert seen.of("1")[1:] == pytest.approx([9.0] * 3)
 
+    def test_a_temperature_that_is_passed_to_init_is_the_run(self, watch):
+        (critic, _), (one, _) = two()
+        log_alpha = torch.ones(1).requires_grad_()
+        temperature = torch.optim.SGD([log_alpha], lr=1e-3)
+        watched = watch(optimizer=temperature)
+        for seed in range(3):
+            for optimizer, loss in ((temperature, (3.0 * log_alpha).sum()), (one, None)):
+                optimizer.zero_grad()
+                (make_loss(critic, seed) if loss is None else loss).backward()
+                optimizer.step()
+        assert Seen(watched).of("") == pytest.approx([9.0] * 3)
+
     def test_a_number_that_is_trained_alone_is_the_run(self, watch):
         watched, (_, _others) = watch(), two()
         number = torch.ones(1).requires_grad_()
