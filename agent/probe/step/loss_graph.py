@@ -228,13 +228,19 @@ _OF_PAIRS = frozenset(
 )
 """What losses over pairs apply to their differences: kernels, ranking, transport, choices."""
 
+_DIMENSION_LOST = frozenset(
+    f"{name}Backward{variant}"
+    for name in ("ReshapeAlias", "Select", "Squeeze", "View")
+    for variant in (0, 1, 2)
+)
+
 
 def _broadcasts_targets(node: Any, users: Mapping[Any, Any]) -> bool:
     """Return whether outputs [B, 1] are compared with targets [B], which makes [B, B] of them.
 
-    Or outputs [B] with targets [B, 1], by one of torch's functions, which expand both first. Where
-    outputs were given their shape by `unsqueeze`, or None as an index, all pairs are compared on
-    purpose. users: by node, what has used its result.
+    Or outputs [B], which have lost a dimension or were expanded by one of torch's functions, with
+    targets [B, 1]. Where outputs were given their shape by `unsqueeze`, or None as an index, all
+    pairs are compared on purpose. users: by node, what has used its result.
     """
     if node.name() not in _ELEMENTWISE_LOSSES:
         return False
@@ -251,8 +257,9 @@ def _broadcasts_targets(node: Any, users: Mapping[Any, Any]) -> bool:
         return False
     made, given = expanded or _shape_of(node), _shape_of(source)
     rows = made[0] if made and len(made) == 2 else 0
-    is_column = given == (rows, 1) or (expanded is not None and given == (rows,))
-    return rows > 1 and made == (rows, rows) and is_column and not _is_used_in_pairs(node, users)
+    lost_dimension = expanded is not None or source.name() in _DIMENSION_LOST
+    fits = given == (rows, 1) or (lost_dimension and given == (rows,))
+    return rows > 1 and made == (rows, rows) and fits and not _is_used_in_pairs(node, users)
 
 
 def _is_used_in_pairs(node: Any, users: Mapping[Any, Any]) -> bool:

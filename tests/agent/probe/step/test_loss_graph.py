@@ -91,6 +91,15 @@ _BROADCASTS = {
     "smooth magnitude": lambda: F.smooth_l1_loss(_outputs(), _VALUES),
     "huber": lambda: F.huber_loss(_outputs(), _VALUES),
     "square by hand": lambda: ((_outputs() - _VALUES) ** 2).mean(),
+    "square by hand, of outputs without their dimension": lambda: (
+        (_outputs().squeeze() - _VALUES.unsqueeze(1)) ** 2
+    ).mean(),
+    "square by hand, of one column of the outputs": lambda: (
+        (_outputs()[:, 0] - _VALUES.unsqueeze(1)) ** 2
+    ).mean(),
+    "square by hand, of flat outputs": lambda: (
+        (_outputs().view(-1) - _VALUES.unsqueeze(1)) ** 2
+    ).sum(),
     "magnitude by hand, the other way": lambda: 2.0 * (_VALUES - _outputs()).abs().mean(),
 }
 _IN_16_BITS = {
@@ -122,6 +131,12 @@ _RIGHT = {
     "kernel of all pairs": lambda: torch.exp(-((_outputs() - _VALUES) ** 2) / 2.0).mean(),
     "ranking against a queue": lambda: F.softplus(-(_outputs() - _VALUES)).mean(),
     "pairs that are chosen": lambda: ((_outputs() - _VALUES) ** 2)[0, 1] + _outputs().mean(),
+    "kernel around centres": lambda: torch.exp(
+        -((_outputs().view(-1) - _VALUES[:, None]) ** 2)
+    ).sum(),
+    "mean of the outputs in each of several rows": lambda: (
+        (_logits().mean(1) - _VALUES[:, None]) ** 2
+    ).mean(),
     "transport": lambda: -torch.logsumexp(-((_outputs() - _VALUES) ** 2), 1).mean(),
     "expected risk": lambda: (torch.ones(6, 4) - _SHARES * _probabilities()).mean(),
     "scores gathered next to logsumexp": lambda: (
