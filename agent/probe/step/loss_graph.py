@@ -212,11 +212,10 @@ def _is_negative(loss: Scalar | None, first: Any) -> Scalar | None:
     return 1.0 if loss < _BELOW_0 else None
 
 
-_ELEMENTWISE_LOSSES = frozenset(
+_DIFFERENCES = frozenset(
     ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", "SubBackward0")
 )
-
-
+_FACTORS = frozenset(("DivBackward0", "MulBackward0"))
 _OF_PAIRS = frozenset(
     f"{name}Backward{variant}"
     for name in (
@@ -227,7 +226,14 @@ _OF_PAIRS = frozenset(
     for variant in (0, 1)
 )
 """What losses over pairs apply to their differences: kernels, ranking, transport, choices."""
-
+_LOSS_ARITHMETIC = frozenset(
+    f"{name}Backward{variant}"
+    for name in (
+        *("Abs", "Add", "Div", "Maximum", "Mean", "Minimum", "Mul", "Neg", "Pow", "Rsub", "Sub"),
+        "Sum",
+    )
+    for variant in (0, 1)
+)
 _DIMENSION_LOST = frozenset(
     f"{name}Backward{variant}"
     for name in ("ReshapeAlias", "Select", "Squeeze", "View")
@@ -239,10 +245,11 @@ def _broadcasts_targets(node: Any, users: Mapping[Any, Any]) -> bool:
     """Return whether outputs [B, 1] are compared with targets [B], which makes [B, B] of them.
 
     Or outputs [B], which have lost a dimension or were expanded by one of torch's functions, with
-    targets [B, 1]. Where outputs were given their shape by `unsqueeze`, or None as an index, all
+    targets [B, 1]; the same of maps, as [B, 1, H, W] and [B, H, W], and of products, as of losses
+    and weights. Where outputs were given their shape by `unsqueeze`, or None as an index, all
     pairs are compared on purpose. users: by node, what has used its result.
     """
-    if node.name() not in _ELEMENTWISE_LOSSES:
+    if node.name() not in _DIFFERENCES and node.name() not in _FACTORS:
         return False
     operands = [each for each, _ in node.next_functions]
     outputs = [each for each in operands if each is not None]
@@ -255,18 +262,23 @@ def _broadcasts_targets(node: Any, users: Mapping[Any, Any]) -> bool:
         source = _next(source, 0)
     if source is None or source.name() == "UnsqueezeBackward0":
         return False
-    made, given = expanded or _shape_of(node), _shape_of(source)
-    rows = made[0] if made and len(made) == 2 else 0
+    made, given = expanded or _shape_of(node) or (), _shape_of(source)
+    rows, columns, rest = made[:1], made[1:2], made[2:]
+    if len(made) < 2 or rows != columns or rows == (1,):
+        return False
     lost_dimension = expanded is not None or source.name() in _DIMENSION_LOST
-    fits = given == (rows, 1) or (lost_dimension and given == (rows,))
-    return rows > 1 and made == (rows, rows) and fits and not _is_used_in_pairs(node, users)
+    fits = given == (*rows, 1, *rest) or (lost_dimension and given == (*rows, *rest))
+    later = list(_users_of(node, users))
+    # Within a model, a batch may have as many rows as there are heads, or frequencies.
+    if rest or node.name() in _FACTORS:
+        return fits and _LOSS_ARITHMETIC.issuperset(later)
+    return fits and _OF_PAIRS.isdisjoint(later)
 
 
-def _is_used_in_pairs(node: Any, users: Mapping[Any, Any]) -> bool:
+def _users_of(node: Any, users: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield the names of what has used the result of a node, and the results of that."""
     while (node := users.get(node)) is not None:
-        if node.name() in _OF_PAIRS:
-            return True
-    return False
+        yield node.name()
 
 
 def _is_of_pairs(node: Any) -> bool:

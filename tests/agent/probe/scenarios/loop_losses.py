@@ -196,6 +196,15 @@ def targets_without_the_dimension_of_outputs() -> None:
     train_with(lambda outputs, targets: ((outputs - targets) ** 2).mean(), outputs=1)
 
 
+@wrong(TARGETS_BROADCAST)
+def weights_without_the_dimension_of_losses() -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        each = F.mse_loss(outputs, targets[:, None], reduction="none")
+        return (each * (1.0 + targets)).mean()
+
+    train_with(loss, outputs=1)
+
+
 @healthy
 def targets_of_the_shape_of_outputs() -> None:
     train_with(lambda outputs, targets: ((outputs.squeeze(1) - targets) ** 2).mean(), outputs=1)

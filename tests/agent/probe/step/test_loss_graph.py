@@ -12,6 +12,8 @@ from mp_agent.probe.step.loss_graph import is_scaled, mistakes_of
 from mp_agent.records.columns import LOSS_IN_16_BITS, LOSS_INPUT_MISMATCH, TARGETS_BROADCAST
 
 _INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+_MAPPER = nn.Conv2d(2, 1, 1)
+_MASKS = torch.ones(6, 3, 3)
 _CLASSES = torch.tensor([0, 1, 2, 3, 0, 1])
 _SHARES = torch.full((6, 4), 0.25)
 _ONES = torch.ones(6, 4)
@@ -30,6 +32,17 @@ def _probabilities() -> Tensor:
 def _outputs() -> Tensor:
     """Return outputs [6, 1]."""
     return F.linear(_INPUTS, _REGRESSION.weight, _REGRESSION.bias)
+
+
+def _maps() -> Tensor:
+    """Return outputs [6, 1, 3, 3] of images."""
+    return F.conv2d(torch.ones(6, 2, 3, 3), _MAPPER.weight, _MAPPER.bias)
+
+
+def _log_probabilities() -> Tensor:
+    """Return those of actions, [6]."""
+    made: Tensor = torch.distributions.Categorical(_probabilities()).log_prob(_CLASSES)
+    return made
 
 
 def _images() -> Tensor:
@@ -100,6 +113,19 @@ _BROADCASTS = {
     "square by hand, of flat outputs": lambda: (
         (_outputs().view(-1) - _VALUES.unsqueeze(1)) ** 2
     ).sum(),
+    "maps without the dimension of the outputs": lambda: F.mse_loss(_maps(), _MASKS),
+    "maps by hand": lambda: ((_maps().sigmoid() - _MASKS) ** 2).mean(),
+    "maps by hand, of outputs without their dimension": lambda: (
+        (_maps()[:, 0] - _MASKS.unsqueeze(1)).abs().mean()
+    ),
+    "overlap of maps by hand": lambda: (
+        1.0 - 2.0 * (_maps().sigmoid() * _MASKS).sum() / (_maps().sigmoid().sum() + _MASKS.sum())
+    ),
+    "cross-entropy by hand": lambda: -(_outputs().sigmoid().log() * _VALUES).mean(),
+    "advantages": lambda: -(_log_probabilities() * _VALUES[:, None]).mean(),
+    "weights of samples": lambda: (
+        F.mse_loss(_outputs(), _VALUES[:, None], reduction="none") * _VALUES
+    ).mean(),
     "magnitude by hand, the other way": lambda: 2.0 * (_VALUES - _outputs()).abs().mean(),
 }
 _IN_16_BITS = {
@@ -131,6 +157,12 @@ _RIGHT = {
     "kernel of all pairs": lambda: torch.exp(-((_outputs() - _VALUES) ** 2) / 2.0).mean(),
     "ranking against a queue": lambda: F.softplus(-(_outputs() - _VALUES)).mean(),
     "pairs that are chosen": lambda: ((_outputs() - _VALUES) ** 2)[0, 1] + _outputs().mean(),
+    "maps of one shape": lambda: (_maps().sigmoid() * _MASKS[:, None]).mean(),
+    "maps and masks of several classes": lambda: (_maps() * torch.ones(6, 6, 3, 3)).tanh().mean(),
+    "frequencies": lambda: torch.sin(_outputs() * _VALUES).mean(),
+    "weights of samples of their shape": lambda: (
+        F.mse_loss(_outputs(), _VALUES[:, None], reduction="none") * _VALUES[:, None]
+    ).mean(),
     "kernel around centres": lambda: torch.exp(
         -((_outputs().view(-1) - _VALUES[:, None]) ** 2)
     ).sum(),
