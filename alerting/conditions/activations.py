@@ -118,7 +118,7 @@ ATTENTION_LOGIT_GROWTH = Condition(
         false_positives=(
             "A fine-tuning whose model has large logits by design: they are high, but not growing.",
         ),
-        samples=("faster_second_moment",),
+        samples=("weights_of_averages",),
         panels=(panels.ATTENTION_LOGITS, panels.LOSS, panels.LEARNING_RATE),
     ),
 )

@@ -352,6 +352,39 @@ LEFT_IN_EVALUATION = loop_mistake(
 )
 
 
+BATCH_NORM_MOMENTUM = loop_mistake(
+    "batch norm momentum",
+    name="MpAgentBatchNormMomentum",
+    summary="Running statistics are those of the last batch: their momentum is 0.9 or more.",
+    meaning="torch's momentum is the weight of the newest batch, 0.1 by default. With 0.99, which "
+    "is TensorFlow's weight of the past, evaluation normalizes by the last batch alone: its "
+    "results jump from one evaluation to the next, while the training loss is as it should be.",
+    confirm="Print module.momentum of the normalization layers. Evaluate twice, with one training "
+    "step in between: the results differ by more than the step explains.",
+    remedies=(
+        "Pass 1 minus TensorFlow's number: momentum=0.01 in place of 0.99.",
+        "Run some hundred batches in training mode, without steps, to renew the statistics of "
+        "weights that are to be kept (torch.optim.swa_utils.update_bn).",
+    ),
+    why="new = (1 - momentum) * old + momentum * batch, in torch; the reverse in TensorFlow.",
+    description="Run {run} has made {value|count} consecutive steps that updated running "
+    "statistics with a momentum of 0.9 or more.",
+    quiet="a few steps with such a momentum",
+    harm="Weights are trained as they should be; evaluations, and exported models, are not to be "
+    "trusted. Correct it with the next restart, and renew the statistics.",
+    reading="The number of consecutive steps with such a momentum.",
+    causes=(
+        "A model that was ported from TensorFlow or Keras with its numbers.",
+        "A momentum that was taken for that of an optimizer.",
+    ),
+    false_positives=(
+        "Statistics that are meant to follow the last batch, as for a single domain at test time.",
+    ),
+    samples=("weights_of_averages",),
+    panels=(panels.LOSS,),
+)
+
+
 CONDITIONS = (
     GRADIENTS_ADD_UP,
     GRADIENTS_DISCARDED,
@@ -361,4 +394,5 @@ CONDITIONS = (
     GRADIENTS_LEFT_SCALED,
     OPTIMIZER_NEVER_STEPS,
     LEFT_IN_EVALUATION,
+    BATCH_NORM_MOMENTUM,
 )

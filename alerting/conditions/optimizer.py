@@ -4,6 +4,7 @@ from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above
 from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened, sustained, sustained_steps
+from mp_agent.alerting.conditions.loop import loop_mistake
 from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions import Compare, Number, Seen, Series, all_of, any_of, limit
 from mp_agent.alerting.first_line import Triage
@@ -144,7 +145,7 @@ SECOND_MOMENT_STALE = Condition(
             "A schedule that unfreezes layers or changes the loss on purpose: it heals within "
             "about 1/(1 - beta2) steps.",
         ),
-        samples=("faster_second_moment",),
+        samples=("weights_of_averages",),
         panels=(panels.SECOND_MOMENT, panels.UPDATE_SIZE, panels.LOSS),
     ),
 )
@@ -253,10 +254,43 @@ OPTIMIZER_STATE_LOST = Condition(
         false_positives=(
             "State that is discarded on purpose at a restart, while the schedule goes on.",
         ),
-        samples=("faster_second_moment",),
+        samples=("weights_of_averages",),
         panels=(panels.UPDATE_SIZE, panels.LOSS),
     ),
 )
 
 
-CONDITIONS = (OPTIMIZER_STATE_LOST, SECOND_MOMENT_STALE, UPDATES_LOST, ADAM_EPSILON_UNSAFE)
+BETAS_SWAPPED = loop_mistake(
+    "betas swapped",
+    name="MpAgentBetasSwapped",
+    summary="Adam's betas are in the wrong order: the first is greater than the second.",
+    meaning="The mean of the gradients then outlives the mean of their squares: after a large "
+    "gradient the divisor is small again while the mean still points its way, and the updates "
+    "that follow are far too large. Such settings are outside of what Adam is known to converge "
+    "for.",
+    confirm="Print optimizer.param_groups[0]['betas'].",
+    remedies=("Pass the smaller one first: betas=(0.9, 0.999).",),
+    why="betas are (decay of the mean, decay of the mean square), in this order.",
+    description="Run {run} has made {value|count} consecutive steps with a first beta that is "
+    "greater than the second.",
+    quiet="a few steps with such betas",
+    harm="The run learns worse than it could, and may diverge after a large gradient. Correct it, "
+    "and start again, within the hour.",
+    reading="The number of consecutive steps with such betas.",
+    causes=(
+        "A configuration that has them in the other order.",
+        "beta1 and beta2 that were passed by position.",
+    ),
+    false_positives=("An optimizer of one's own that keeps something else as betas.",),
+    samples=("weights_of_averages",),
+    panels=(panels.UPDATE_SIZE, panels.LOSS),
+)
+
+
+CONDITIONS = (
+    OPTIMIZER_STATE_LOST,
+    SECOND_MOMENT_STALE,
+    UPDATES_LOST,
+    ADAM_EPSILON_UNSAFE,
+    BETAS_SWAPPED,
+)

@@ -56,6 +56,8 @@ _SEVERITIES = {
     "MpAgentLossInputMismatch": (_W,),
     "MpAgentTargetsBroadcast": (_W,),
     "MpAgentLossIn16Bits": (_W,),
+    "MpAgentBatchNormMomentum": (_W,),
+    "MpAgentBetasSwapped": (_W,),
     "MpAgentEpochRepeated": (_W,),
     "MpAgentSeedRepeated": (_W,),
     "MpAgentOptimizerNeverSteps": (_W,),

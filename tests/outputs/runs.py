@@ -323,6 +323,8 @@ def _step_values(rank: int, sequence: int, changes: Values) -> FloatArray:
         "fp16_without_loss_scale": nan,
         "loss_input_mismatch": nan,
         "targets_broadcast": nan,
+        "batch_norm_momentum": nan,
+        "betas_swapped": nan,
         "loss_in_16_bits": nan,
         "nothing_loaded": nan,
         "local_grad_nonfinite_backward": nan,

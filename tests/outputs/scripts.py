@@ -79,6 +79,8 @@ def _trouble(rank: int, sequence: int) -> Values:
             "fp16_without_loss_scale": 1.0,
             "loss_input_mismatch": 1.0,
             "targets_broadcast": 1.0,
+            "batch_norm_momentum": 1.0,
+            "betas_swapped": 1.0,
             "loss_in_16_bits": 1.0,
             "step_scaled": 1.0,
             "optimizer_never_steps": 1.0,

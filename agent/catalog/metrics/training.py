@@ -341,16 +341,12 @@ LOOP_MISTAKE_STEPS = gauge(
     "mp_agent.loop.mistake.steps",
     "{step}",
     labels=("mistake",),
-    help="Consecutive steps, skipped ones left out, on which the training loop made a mistake: "
-    "`gradients add up` (those of the step before, not cleared, were used again), `gradients "
-    "discarded` (of whole backwards, before any step had used them), `clipping after the step`, "
-    "`step repeated` (it, or the one before, used gradients again, without a backward), `scaled "
-    "gradients` (by the loss scale), `optimizer never steps` (64 if the run makes no step at "
-    "all), `evaluation mode` (of a model trained in training mode before, or with dropout), "
-    "`clipping without gradients` (no call was given any), `epoch repeated` (`set_epoch` is not "
-    "called), `seed repeated`, `FP16 without a loss scale`, `loss input mismatch` (probabilities "
-    "for logits), `targets broadcast`, `loss in 16 bits`; the last four are looked at on every "
-    "17th step.",
+    help="Consecutive steps that the scaler did not skip, and on which the loop made a mistake, "
+    "which has an alert: `gradients add up`, `gradients discarded`, `clipping after the step`, "
+    "`step repeated`, `scaled gradients`, `optimizer never steps` (64 if the run makes no step), "
+    "`evaluation mode`, `clipping without gradients`, `epoch repeated`, `seed repeated`, `batch "
+    "norm momentum`, `betas swapped`; by a look on every 17th step `FP16 without a loss scale`, "
+    "`loss input mismatch`, `targets broadcast`, `loss in 16 bits`.",
     read=lambda run: {(mistake,): float(steps) for mistake, steps in run.loop.steps.items()},
 )
 AUTOCAST_FP32_SAMPLES = gauge(

@@ -14,6 +14,8 @@ from mp_agent.node.accounting.windows import median
 from mp_agent.records.columns import (
     AUTOCAST_FP32_SHARE,
     BACKWARDS_DISCARDED,
+    BATCH_NORM_MOMENTUM,
+    BETAS_SWAPPED,
     CLIPS_NOTHING,
     CUT_OFF_PARAMETERS,
     EPOCH_REPEATED,
@@ -317,6 +319,8 @@ MISTAKES: Mapping[str, str] = {
     LOSS_INPUT_MISMATCH: "loss input mismatch",
     TARGETS_BROADCAST: "targets broadcast",
     LOSS_IN_16_BITS: "loss in 16 bits",
+    BATCH_NORM_MOMENTUM: "batch norm momentum",
+    BETAS_SWAPPED: "betas swapped",
 }
 """What a step column that is above 0 shows."""
 

@@ -30,6 +30,8 @@ from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, change_co
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.records.columns import (
     BACKWARDS_DISCARDED,
+    BATCH_NORM_MOMENTUM,
+    BETAS_SWAPPED,
     GRADIENTS_ADD_UP,
     LEFT_IN_EVALUATION,
     STEP_REPEATED,
@@ -138,6 +140,10 @@ class LoopOrder:
         for each in known:
             if each.mode.was_left:
                 scalars[LEFT_IN_EVALUATION] = 1.0
+            if each.mode.forgets:
+                scalars[BATCH_NORM_MOMENTUM] = 1.0
+            if each.betas_swapped:
+                scalars[BETAS_SWAPPED] = 1.0
         if watched.managed:
             return
         if self.discarded and watched.of_run and not skipped:
@@ -409,11 +415,15 @@ class ModelMode:
         """The last step was made in evaluation mode, and is not meant to be."""
         self.is_known = False
         """There is a model whose mode matters."""
+        self.forgets = False
+        """Running statistics that the last step has updated are those of the last batch."""
         self._model: weakref.ref[nn.Module] | None = None
         self._trained = False
         """There was a step in training mode."""
         self._behaving: tuple[weakref.ref[nn.Module], ...] = ()
         """Some of the modules that compute otherwise in evaluation mode."""
+        self._forgetting: tuple[weakref.ref[nn.Module], ...] = ()
+        """Some of the modules whose running statistics are those of the last batch."""
         self._drops = False
         """Some of the model is dropped in training mode, and all of it is trained."""
 
@@ -428,6 +438,8 @@ class ModelMode:
             self._model = weakref.ref(model)
             behaving = filter(_depends_on_mode, nn.Module.modules(model))
             self._behaving = tuple(map(weakref.ref, islice(behaving, _INSPECTED_AT_MOST)))
+            forgetting = filter(_forgets, nn.Module.modules(model))
+            self._forgetting = tuple(map(weakref.ref, islice(forgetting, _INSPECTED_AT_MOST)))
             self.is_known = bool(self._behaving)
             self.was_left &= self.is_known
             whole = all(id(each) in held for each in nn.Module.parameters(model))
@@ -438,6 +450,8 @@ class ModelMode:
 
         It is read of the modules: some frameworks set the attribute, and call nothing.
         """
+        forgetting = (each for ref in self._forgetting if (each := ref()) is not None)
+        self.forgets = any(each.training and _forgets(each) for each in forgetting)
         if self._model is None or (model := self._model()) is None:
             self.was_left = False
         elif model.training:
@@ -451,6 +465,18 @@ class ModelMode:
 def _depends_on_mode(module: nn.Module) -> bool:
     """Return whether a module computes otherwise in evaluation mode."""
     return _drops(module) or (isinstance(module, _NormBase) and module.track_running_stats)
+
+
+_MOMENTUM_OF_LAST_BATCH = 0.9
+"""From which on running statistics are those of the last batch. TensorFlow's weight of the past is
+0.99; torch's is that of the batch, and 0.1 as a rule."""
+
+
+def _forgets(module: nn.Module) -> bool:
+    if not isinstance(module, _NormBase) or not module.track_running_stats:
+        return False
+    momentum = module.momentum
+    return isinstance(momentum, float) and _MOMENTUM_OF_LAST_BATCH <= momentum <= 1.0
 
 
 def _drops(module: nn.Module) -> bool:

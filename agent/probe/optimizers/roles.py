@@ -64,6 +64,7 @@ class WatchedOptimizer:
         """The one in which its gradients were measured last."""
         self.use = GradientUse()
         self.mode = ModelMode()
+        self.betas_swapped = False
         self._make_plan = make_plan
         self._plan: MeasurementPlan | None = None
         self._optimizer = weakref.ref(optimizer, self._forget)
@@ -141,11 +142,21 @@ class WatchedOptimizer:
             return None
         if self._plan is None or not self._plan.fits(optimizer):
             self._plan = self._make_plan(optimizer, self)
+            groups = optimizer.param_groups
+            self.betas_swapped = any(_are_swapped(group.get("betas")) for group in groups)
         return self._plan
 
     def _forget(self, gone: "weakref.ref[Optimizer]") -> None:
         if gone is self._optimizer:
             self._plan = None
+
+
+def _are_swapped(betas: object) -> bool:
+    """Return whether the first of two is greater, so that the mean outlives the mean square."""
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        return False
+    first, second = betas
+    return isinstance(first, float) and isinstance(second, float) and first > second
 
 
 IDLE_STEPS_AT_MOST = 100

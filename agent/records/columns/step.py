@@ -27,6 +27,8 @@ FP16_WITHOUT_LOSS_SCALE = "fp16_without_loss_scale"
 LOSS_INPUT_MISMATCH = "loss_input_mismatch"
 TARGETS_BROADCAST = "targets_broadcast"
 LOSS_IN_16_BITS = "loss_in_16_bits"
+BATCH_NORM_MOMENTUM = "batch_norm_momentum"
+BETAS_SWAPPED = "betas_swapped"
 LEARNING_RATES_ZERO = "learning_rates_zero"
 LOWEST_LEARNING_RATE = "lowest_learning_rate"
 ROUNDED_RATIO = "rounded_ratio"
@@ -276,6 +278,17 @@ COMMON_STEP_COLUMNS = (
         "1 if, at the last look at the graph of the loss, a loss function, or outside of "
         "autocast the mean or sum of one written by hand, had a result in BF16 or FP16; absent if "
         "not",
+    ),
+    Column(
+        BATCH_NORM_MOMENTUM,
+        Algebra.MAX,
+        "1 if running statistics of the model have a momentum of 0.9 or more, so that they are "
+        "those of the last batch; absent if not",
+    ),
+    Column(
+        BETAS_SWAPPED,
+        Algebra.MAX,
+        "1 if an optimizer's first beta is greater than its second; absent if not",
     ),
     Column(
         PARTED_PARAMETERS,

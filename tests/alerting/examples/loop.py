@@ -66,6 +66,17 @@ _EVALUATION = _lasting(
     "Run demo has made 91 consecutive steps with all of a model in evaluation mode: after steps in "
     "training mode, or since the start, although it has dropout.",
 )
+_MOMENTUM = _lasting(
+    "a momentum of batch normalization from TensorFlow",
+    "batch norm momentum",
+    "Run demo has made 91 consecutive steps that updated running statistics with a momentum of "
+    "0.9 or more.",
+)
+_BETAS = _lasting(
+    "betas in the other order",
+    "betas swapped",
+    "Run demo has made 91 consecutive steps with a first beta that is greater than the second.",
+)
 
 _ALL_FP32 = Example(
     title="a model that is called outside of autocast",
@@ -189,6 +200,14 @@ EXAMPLES = {
     "MpAgentSeedRepeated": Examples(
         firing=(_SEED,),
         quiet=(_brief("a seed that is set a few times", "seed repeated"),),
+    ),
+    "MpAgentBatchNormMomentum": Examples(
+        firing=(_MOMENTUM,),
+        quiet=(_brief("a few steps with such a momentum", "batch norm momentum"),),
+    ),
+    "MpAgentBetasSwapped": Examples(
+        firing=(_BETAS,),
+        quiet=(_brief("a few steps with such betas", "betas swapped"),),
     ),
     "MpAgentLossIn16Bits": Examples(
         firing=(_IN_16_BITS,),

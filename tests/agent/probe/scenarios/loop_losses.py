@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mp_agent.records.columns import (
+    BATCH_NORM_MOMENTUM,
+    BETAS_SWAPPED,
     CLIPS_NOTHING,
     FP16_WITHOUT_LOSS_SCALE,
     LATE_CLIPPING,
@@ -301,3 +303,39 @@ def fp16_of_another_model_that_is_not_trained() -> None:
         return F.cross_entropy(outputs, targets) + F.cross_entropy(outputs, taught)
 
     train_with(loss)
+
+
+def average(momentum: float | None, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32, momentum=momentum))
+    model.append(nn.Linear(32, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=betas)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+@wrong(BATCH_NORM_MOMENTUM)
+def momentum_of_tensorflow() -> None:
+    average(0.99)
+
+
+@wrong(BETAS_SWAPPED)
+def betas_in_the_other_order() -> None:
+    average(0.1, (0.999, 0.9))
+
+
+@healthy
+def averages_of_all_batches() -> None:
+    average(None, (0.95, 0.95))
+
+
+@healthy
+def statistics_that_are_frozen() -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32, momentum=0.99), nn.Linear(32, 10))
+    model[1].eval()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()

@@ -11,6 +11,8 @@ from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.records.columns import (
     AUTOCAST_FP32_SHARE,
     BACKWARDS_DISCARDED,
+    BATCH_NORM_MOMENTUM,
+    BETAS_SWAPPED,
     CLIPS_NOTHING,
     FP16_WITHOUT_LOSS_SCALE,
     GRADIENTS_ADD_UP,
@@ -41,6 +43,8 @@ _STREAKS = (
     LOSS_IN_16_BITS,
     LOSS_INPUT_MISMATCH,
     TARGETS_BROADCAST,
+    BATCH_NORM_MOMENTUM,
+    BETAS_SWAPPED,
 )
 _STEPS, _SAMPLES = int(DEFAULTS["loop_mistake_steps"]), int(DEFAULTS["autocast_fp32_samples"])
 
