@@ -260,7 +260,8 @@ def _broadcasts_targets(node: Any, users: Mapping[Any, Any]) -> bool:
         if source.name() == "ExpandBackward0":
             expanded = _shape_of(source)
         source = _next(source, 0)
-    if source is None or source.name() == "UnsqueezeBackward0":
+    # A parameter is no output: it may weight the columns of a matrix.
+    if source is None or source.name() in ("UnsqueezeBackward0", "torch::autograd::AccumulateGrad"):
         return False
     made, given = expanded or _shape_of(node) or (), _shape_of(source)
     rows, columns, rest = made[:1], made[1:2], made[2:]

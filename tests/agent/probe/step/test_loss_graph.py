@@ -159,6 +159,12 @@ _RIGHT = {
     "pairs that are chosen": lambda: ((_outputs() - _VALUES) ** 2)[0, 1] + _outputs().mean(),
     "maps of one shape": lambda: (_maps().sigmoid() * _MASKS[:, None]).mean(),
     "maps and masks of several classes": lambda: (_maps() * torch.ones(6, 6, 3, 3)).tanh().mean(),
+    "weights of a kernel's columns": lambda: (
+        ((torch.ones(6, 1, requires_grad=True) * torch.ones(6, 6)).sum(0) - _VALUES) ** 2
+    ).mean(),
+    "risks of those at risk": lambda: (
+        _outputs() - torch.log((_outputs().exp() * torch.ones(6, 6)).sum(0)[:, None])
+    ).mean(),
     "frequencies": lambda: torch.sin(_outputs() * _VALUES).mean(),
     "weights of samples of their shape": lambda: (
         F.mse_loss(_outputs(), _VALUES[:, None], reduction="none") * _VALUES[:, None]
