@@ -1,10 +1,14 @@
 """One step of the run, merged over its ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 
+import numpy as np
+import numpy.typing as npt
+
 from mp_agent.records.columns import GRADIENTS, GRADIENTS_REPLACED, ColumnFamily
+from mp_agent.records.steps import FloatArray
 
 _GRADIENTS = GRADIENTS.name
 
@@ -98,6 +102,43 @@ class Reduction:
     def contradicted(self) -> bool:
         """Whether a wrapper says that it reduced gradients of which no two ranks' are the same."""
         return self.claimed and self.everywhere
+
+
+class RankValues(Mapping[int, float]):
+    """Values of ranks, by rank, ascending; arrays inside, as a run may have 100 000 ranks."""
+
+    def __init__(self, ranks: npt.NDArray[np.intp], values: FloatArray) -> None:
+        self.ranks = ranks
+        self.array = values
+
+    @classmethod
+    def of(cls, values: Mapping[int, float]) -> "RankValues":
+        """Return the same values as these."""
+        if isinstance(values, RankValues):
+            return values
+        ranks = sorted(values)
+        return cls(np.array(ranks, dtype=np.intp), np.array([values[rank] for rank in ranks]))
+
+    @classmethod
+    def finite(cls, values_R: FloatArray) -> "RankValues":
+        """Return the values, each at the place of its rank, that are finite."""
+        ranks = np.flatnonzero(np.isfinite(values_R))
+        return cls(ranks, values_R[ranks])
+
+    def __getitem__(self, rank: int) -> float:
+        place = int(np.searchsorted(self.ranks, rank))
+        if place < len(self.ranks) and self.ranks[place] == rank:
+            return float(self.array[place])
+        raise KeyError(rank)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ranks.tolist())
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

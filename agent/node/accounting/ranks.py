@@ -3,14 +3,14 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median_low
 
 import numpy as np
+import numpy.typing as npt
 
 from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.node.accounting.windows import median
 from mp_agent.records.health import Laggard, OddRank, Straggler
-from mp_agent.records.merged import MergedStep
+from mp_agent.records.merged import MergedStep, RankValues
 from mp_agent.records.reports import RankStatus
 from mp_agent.records.steps import EndReason, FloatArray, Phase
 
@@ -229,6 +229,8 @@ def _died(status: RankStatus) -> bool:
     return status.end not in (EndReason.RUNNING, EndReason.COMPLETED)
 
 
+_Ranks = npt.NDArray[np.intp]
+
 BLOCK_STEPS = 16
 """Steps per block; each rank's median counts, so that a single slow step does not."""
 BLOCKS = 4
@@ -246,7 +248,7 @@ class StragglerTracker(Tracker):
     worst: Straggler | None = None
 
     def __post_init__(self) -> None:
-        self._ranks: tuple[int, ...] = ()
+        self._ranks = np.array([], dtype=np.intp)
         self._rows: list[FloatArray] = []
         self._blocks: deque[FloatArray] = deque(maxlen=BLOCKS)
 
@@ -259,31 +261,32 @@ class StragglerTracker(Tracker):
         """Add a step. When ranks come or go, all blocks start over."""
         if len(compute_seconds) < 2:
             return
-        ranks = tuple(sorted(compute_seconds))
-        if ranks != self._ranks:
-            self._ranks, self._rows = ranks, []
+        found = RankValues.of(compute_seconds)
+        if not np.array_equal(found.ranks, self._ranks):
+            self._ranks, self._rows = found.ranks, []
             self._blocks.clear()
-        self._rows.append(np.array([compute_seconds[rank] for rank in ranks]))
+        self._rows.append(found.array)
         if len(self._rows) >= BLOCK_STEPS:
             self._blocks.append(np.median(np.stack(self._rows), axis=0))
             self._rows = []
-            self.worst = slowest(ranks, self._blocks)
+            self.worst = slowest(self._ranks, self._blocks)
 
 
-def slowest(ranks: Sequence[int], blocks: Sequence[FloatArray]) -> Straggler | None:
+def slowest(ranks: _Ranks, blocks: Sequence[FloatArray]) -> Straggler | None:
     """Return the slowest rank relative to the (low) median of all; None if the median is 0.
 
     blocks: seconds per rank [R]. Each rank counts with its fastest block. With two ranks the
     reference is the faster one, not their mean.
     """
-    usual = [median_low(block.tolist()) for block in blocks]
+    middle = (len(ranks) - 1) // 2
+    usual = [float(np.partition(block, middle)[middle]) for block in blocks]
     if min(usual) <= 0.0:
         return None
     slowdowns = np.min([block / u for block, u in zip(blocks, usual, strict=True)], axis=0)
     delays = np.min([block - u for block, u in zip(blocks, usual, strict=True)], axis=0)
     index = int(np.argmax(slowdowns))
     return Straggler(
-        rank=ranks[index],
+        rank=int(ranks[index]),
         slowdown=float(slowdowns[index]),
         delay_seconds=float(delays[index]),
     )
@@ -321,7 +324,7 @@ class RankLossTracker(Tracker):
     """Whether these are of enough losses, and stay."""
 
     def __post_init__(self) -> None:
-        self._ranks = tuple(self.scatters)
+        self._ranks = np.array(list(self.scatters), dtype=np.intp)
         self._rows: deque[FloatArray] = deque(maxlen=_LOSS_STEPS)
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
@@ -340,51 +343,55 @@ class RankLossTracker(Tracker):
 
     def fold(self, losses: Mapping[int, float], sequence: int) -> None:
         """Add a step. When ranks come or go, the window starts over."""
-        ranks = tuple(sorted(losses))
-        if ranks != self._ranks:
+        found = RankValues.of(losses)
+        ranks = found.ranks
+        if not np.array_equal(ranks, self._ranks):
             self._ranks, self.settled = ranks, False
             self._rows.clear()
-        self._rows.append(np.array([losses[rank] for rank in ranks]))
+        self._rows.append(found.array)
         if sequence % _INTERVAL_STEPS or len(self._rows) < _LEVEL_LOSSES:
             return
         window_WR = np.stack(self._rows)
         if not self.settled:
             moves_R = np.median(np.abs(np.diff(window_WR, axis=0)), axis=0)
-            self.scatters = dict(zip(ranks, moves_R.tolist(), strict=True))
+            self.scatters = dict(zip(ranks.tolist(), moves_R.tolist(), strict=True))
             self.settled = len(window_WR) == _LOSS_STEPS
         scatters_R = np.array(list(self.scatters.values()))
         self.outliers = _outliers(ranks, window_WR, scatters_R)
         self.level = _unlike(ranks, window_WR[-_LEVEL_LOSSES:], scatters_R)
 
 
-def _outliers(
-    ranks: tuple[int, ...], window_WR: FloatArray, scatters_R: FloatArray
-) -> OddRank | None:
+def _outliers(ranks: _Ranks, window_WR: FloatArray, scatters_R: FloatArray) -> OddRank | None:
     """Return the rank with the highest loss if several of its own are beyond all others'.
 
     In a mean over a seventh of the tokens, each counts seven times as much; and seven times as many
     have rare ones that the fewer do not have.
     """
-    center = float(np.median(window_WR))
     highest_R = window_WR.max(axis=0)
     place = int(highest_R.argmax())
     others = float(np.delete(highest_R, place).max())
+    own_W = window_WR[:, place]
+    # Of more than two ranks the bound is no lower than this, and the median of all takes long.
+    if len(ranks) > 2 and (own_W > others).sum() < _OUTLIERS:
+        return None
+    center = float(np.median(window_WR))
     own, usual = float(scatters_R[place]), float(np.median(np.delete(scatters_R, place)))
     low, high = sorted((own, usual))
     tokens = (high / low) ** 2 if high > _NOISIER * low > 0.0 else 1.0
     bound = max(center + _FAR * tokens * (others - center), _UNLIKE * center)
-    own_W = window_WR[:, place]
     count = int((own_W > bound).sum())
     if center <= 0.0 or not _OUTLIERS <= count <= len(own_W) // 2:
         return None
     return OddRank(
-        rank=ranks[place], steps=count, loss=float(highest_R[place]), usual=center, highest=others
+        rank=int(ranks[place]),
+        steps=count,
+        loss=float(highest_R[place]),
+        usual=center,
+        highest=others,
     )
 
 
-def _unlike(
-    ranks: tuple[int, ...], window_WR: FloatArray, scatters_R: FloatArray
-) -> OddRank | None:
+def _unlike(ranks: _Ranks, window_WR: FloatArray, scatters_R: FloatArray) -> OddRank | None:
     """Return the rank three quarters of whose losses are twice those of all others, or half, or 0.
 
     Of losses that are negative a factor says nothing, nor where several ranks have some that are 0.
@@ -406,7 +413,7 @@ def _unlike(
         below = _UNLIKE * high_R[place] < lower and own <= _NOISIER * others_R.max()
         if above or below:
             return OddRank(
-                rank=ranks[place],
+                rank=int(ranks[place]),
                 steps=len(window_WR),
                 loss=float(middle_R[place]),
                 usual=float(np.median(np.delete(middle_R, place))),

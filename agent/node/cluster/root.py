@@ -17,7 +17,7 @@ from mp_agent.node.merge.step_blocks import BlockRows, Forms, NodeForm
 from mp_agent.records.columns import FAMILIES, ColumnFamily
 from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.reports import NodeReport, NodeShare, Receipt
+from mp_agent.records.reports import NodeReport, NodeShare, NodeStep, Receipt
 from mp_agent.records.schema import FamilyColumns
 from mp_agent.records.steps import EndReason, StepForm
 
@@ -29,8 +29,8 @@ FIRST_REPORT_SECONDS = 60.0
 may be starting, and query the job's store for the root for half a minute. They keep their rows
 meanwhile, so that a slow start loses nothing."""
 
-_OPEN_RANKS_MAX = 2**22
-"""Bound on ranks times open steps, and thereby on memory."""
+_OPEN_RANKS_MAX = 2**24
+"""Bound on ranks times open steps, and thereby on memory: each takes some 40 bytes."""
 _OPEN_STEPS_MIN = 64
 _OPEN_STEPS_SPARE = 3
 """Of the steps that may be open, a push interval takes at most one in so many."""
@@ -51,7 +51,6 @@ class MergedTable:
 class _OpenStep:
     merge: StepMerge
     held: set[NodeShare] = field(default_factory=set)
-    nodes: set[int] = field(default_factory=set)
 
 
 _ColumnNames = tuple[tuple[str, ...], tuple[FamilyColumns, ...]]
@@ -175,12 +174,12 @@ class RootMerger:
         """Yield what is complete or overdue; a step always before its layers."""
         awaited, ignore_deadline = self.nodes.awaited, self._awaits_unreported(now_seconds)
         reduction = self._ranks_reduce and self.nodes.has_missing(now_seconds)
-        for sequence, _ in self.steps.close_ready(
+        for sequence, nodes in self.steps.close_ready(
             awaited | {_REDUCTION} if reduction else awaited,
             now_seconds,
             ignore_deadline=ignore_deadline,
         ):
-            yield self._merge_step(sequence)
+            yield self._merge_step(sequence, nodes)
         closed = self.steps.closed_sequence
         for sequence, _ in self.tables.close_ready(
             awaited, now_seconds, up_to=closed, ignore_deadline=ignore_deadline
@@ -189,8 +188,8 @@ class RootMerger:
 
     def close_all(self) -> Iterator[MergedStep | MergedTable]:
         """Yield everything that is still open: no more rows will arrive."""
-        for sequence, _ in self.steps.close_all():
-            yield self._merge_step(sequence)
+        for sequence, nodes in self.steps.close_all():
+            yield self._merge_step(sequence, nodes)
         for sequence, _ in self.tables.close_all():
             yield self._merge_table(sequence)
 
@@ -241,43 +240,44 @@ class RootMerger:
         columns = ReportColumns(report.step_columns, report.families, report.shares)
         arrived_unix_seconds = None if node.own else time_unix_seconds
         for step in report.steps:
-            entry = self._entered(node, step.sequence, step.ranks, step.holding, now_seconds)
-            if entry is not None:
-                entry.merge.add(step, columns, arrived_unix_seconds=arrived_unix_seconds)
+            entries = self._entered(node, (step.sequence,), step, now_seconds)
+            for _, merge in entries:
+                merge.add(step, columns, arrived_unix_seconds=arrived_unix_seconds)
         for block in report.blocks:
             rows = BlockRows.of(self._form(node, block.form, columns), block)
-            for place, sequence in enumerate(block.sequences):
-                form = block.form
-                entry = self._entered(node, sequence, form.ranks, form.holding, now_seconds)
-                if entry is not None:
-                    entry.merge.add_block(rows, place, arrived_unix_seconds=arrived_unix_seconds)
+            for place, merge in self._entered(node, block.sequences, block.form, now_seconds):
+                merge.add_block(rows, place, arrived_unix_seconds=arrived_unix_seconds)
         node.position = max(node.position, report.position)
         self.steps.advance(report.node_rank, node.position)
 
     def _entered(
-        self, node: Node, sequence: int, ranks: Sequence[int], holding: int, now_seconds: float
-    ) -> _OpenStep | None:
-        """Return the step that a node's row is to enter; None if it has, or the step is closed."""
-        if sequence <= node.position:
-            return None
-        if sequence <= self.steps.closed_sequence:
-            self.late += len(ranks)
-            return None
-        number = node.report.node_rank
-        self.steps.add(number, sequence, None, now_seconds)
-        entry = self._open.get(sequence)
-        if entry is None:
-            entry = _OpenStep(StepMerge(sequence, self._world_size, self._families))
-            self._open[sequence] = entry
-        entry.held |= node.holdings[holding]
-        entry.nodes.add(number)
-        return entry
+        self, node: Node, sequences: Sequence[int], of: NodeStep | StepForm, now_seconds: float
+    ) -> Iterator[tuple[int, StepMerge]]:
+        """Yield the steps that a node's rows are to enter, each with the place of the row.
+
+        Not those that have the row, or are closed.
+        """
+        number, held = node.report.node_rank, node.holdings[of.holding]
+        for place, sequence in enumerate(sequences):
+            if sequence <= node.position:
+                continue
+            if sequence <= self.steps.closed_sequence:
+                self.late += len(of.ranks)
+                continue
+            self.steps.add(number, sequence, None, now_seconds)
+            entry = self._open.get(sequence)
+            if entry is None:
+                entry = _OpenStep(StepMerge(sequence, self._world_size, self._families))
+                self._open[sequence] = entry
+            entry.held |= held
+            yield place, entry.merge
 
     def _form(self, node: Node, form: StepForm, terms: ReportColumns) -> NodeForm:
         """Return a form as this agent reads it; most reports of a node have the same one."""
         known = node.form
         if known is None or known[0] != terms or known[1].form != form:
-            read = self._forms.read(form, terms.step_columns, terms.families, terms.shares)
+            number = node.report.node_rank
+            read = self._forms.read(number, form, terms.step_columns, terms.families, terms.shares)
             names = (terms.step_columns, tuple(terms.families))
             if len(self._column_names) >= _COLUMN_NAMES_MAX:
                 self._column_names.clear()
@@ -309,9 +309,9 @@ class RootMerger:
             layers_settled=self.settled[1],
         )
 
-    def _merge_step(self, sequence: int) -> MergedStep:
+    def _merge_step(self, sequence: int, nodes: Collection[int]) -> MergedStep:
         entry = self._open.pop(sequence)
-        held = entry.held | self.nodes.held(without=entry.nodes)
+        held = entry.held | self.nodes.held(without=nodes)
         table = self._open_tables.get(sequence)
         merged = entry.merge.merged(
             self._shares_expected_of(held), self.assumed, None if table is None else table.copies

@@ -51,7 +51,9 @@ class Assembler(Generic[T]):
             self.late += 1
             return
         self._given_up.discard(rank)
-        pending = self._pending.setdefault(sequence, _Pending(now_seconds))
+        pending = self._pending.get(sequence)
+        if pending is None:
+            pending = self._pending[sequence] = _Pending(now_seconds)
         pending.items[rank] = item
 
     def advance(self, rank: int, sequence: int) -> None:

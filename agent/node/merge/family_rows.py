@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from math import isnan, nan
 
@@ -31,6 +32,41 @@ AnyRows = Columns | FloatArray
 
 Rows = Mapping[GroupKey, Sequence[AnyRows]]
 """The rows to unite, by group."""
+
+
+@dataclass(frozen=True, eq=False)
+class AlikeRows:
+    """Rows of one share, one of each of several nodes, without their numbers."""
+
+    forms: Sequence[RowForm]
+
+    @cached_property
+    def shards_at_least(self) -> int:
+        """The number of shards that every row is of, or more."""
+        return min(len(row.shards) for row in self.forms)
+
+    @cached_property
+    def lowest(self) -> int:
+        """The place of the row of the lowest replica."""
+        return min(range(len(self.forms)), key=lambda place: self.forms[place].replicas[0])
+
+    @cached_property
+    def shards(self) -> Places:
+        """The shards of all rows, row after row."""
+        return np.fromiter(chain.from_iterable(row.shards for row in self.forms), dtype=np.intp)
+
+    @cached_property
+    def only_replica(self) -> int | None:
+        """The replica of which all rows are different shards; None if they are not."""
+        replicas = {row.replicas for row in self.forms}
+        if len(replicas) > 1 or len(self.forms[0].replicas) > 1:
+            return None
+        return self.forms[0].replicas[0] if np.bincount(self.shards).max() == 1 else None
+
+    @cached_property
+    def compared(self) -> bool:
+        """Whether any row has digests."""
+        return any(row.compared for row in self.forms)
 
 
 @dataclass(slots=True)
@@ -79,21 +115,18 @@ class RowGroup:
             replica.add(row.shards, columns)
             self._note(number)
 
-    def add_alike(self, rows: Sequence[RowForm], columns_NC: FloatArray) -> None:
+    def add_alike(self, rows: AlikeRows, columns_NC: FloatArray) -> None:
         """Add a row of each of several nodes; the usual ways of splitting need no look at each."""
-        if all(len(row.shards) == self.shard_count for row in rows):
-            lowest = min(range(len(rows)), key=lambda place: rows[place].replicas[0])
-            self.add(rows[lowest], columns_NC[lowest : lowest + 1])
+        if rows.shards_at_least == self.shard_count:
+            lowest = rows.lowest
+            self.add(rows.forms[lowest], columns_NC[lowest : lowest + 1])
             return
-        replicas = {row.replicas for row in rows}
-        number = min(replicas)[0]
-        if len(replicas) == 1 == len(rows[0].replicas) and number not in self.replicas:
-            shards = np.fromiter(chain.from_iterable(row.shards for row in rows), dtype=np.intp)
-            if self.complete is None and np.bincount(shards).max() == 1:
-                self.replicas.setdefault(number, _ReplicaRows()).begin(shards, columns_NC)
-                self._note(number)
-                return
-        for place, row in enumerate(rows):
+        number = rows.only_replica
+        if number is not None and self.complete is None and number not in self.replicas:
+            self.replicas.setdefault(number, _ReplicaRows()).begin(rows.shards, columns_NC)
+            self._note(number)
+            return
+        for place, row in enumerate(rows.forms):
             self.add(row, columns_NC[place : place + 1])
 
     def chosen(self) -> list[AnyRows]:
@@ -126,12 +159,12 @@ class FamilyRows:
             self._groups[key] = RowGroup(share.shard_count)
         self._groups[key].add(row, columns)
 
-    def add_alike(self, rows: Sequence[RowForm], share: NodeShare, columns_NC: FloatArray) -> None:
+    def add_alike(self, rows: AlikeRows, share: NodeShare, columns_NC: FloatArray) -> None:
         """Add a row of each of several nodes, with their columns in this agent's order."""
         key = group_key(share)
         if share.assumed:
             found = self._assumed.setdefault(key, {})
-            for row, columns in zip(rows, columns_NC.tolist(), strict=True):
+            for row, columns in zip(rows.forms, columns_NC.tolist(), strict=True):
                 found.setdefault(_absent_alike(columns), []).extend(row.ranks)
             return
         if key not in self._groups:

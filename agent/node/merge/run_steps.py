@@ -17,7 +17,7 @@ from mp_agent.node.merge.coverage import (
 )
 from mp_agent.node.merge.family_rows import FamilyRows, PlainRows, Rows
 from mp_agent.node.merge.replicas import PlainParameters, ReplicaDigests, StepFacts
-from mp_agent.node.merge.step_blocks import AlikeSteps, BlockRows, Places, by_kind
+from mp_agent.node.merge.step_blocks import AlikeNodes, AlikeSteps, BlockRows, UnitedSteps
 from mp_agent.records.columns import (
     FAMILIES,
     FEW_WEIGHTS,
@@ -28,7 +28,7 @@ from mp_agent.records.columns import (
 )
 from mp_agent.records.columns.column import Algebra
 from mp_agent.records.global_statistics import GlobalStatistics
-from mp_agent.records.merged import MergedStep, OptimizerStep
+from mp_agent.records.merged import MergedStep, OptimizerStep, RankValues
 from mp_agent.records.reports import NodeRow, NodeShare, NodeStep, OwnNonfinite, StepValue
 from mp_agent.records.schema import FamilyColumns
 from mp_agent.records.steps import FloatArray
@@ -94,13 +94,13 @@ class StepMerge:
         self._arrays: dict[str, list[tuple[FloatArray, int]]] = {}
         """Step columns of nodes whose rows are of one kind, each with the ranks that a value is
         of."""
-        self._in_blocks: list[tuple[BlockRows, int]] = []
+        self._in_blocks: dict[AlikeNodes, AlikeSteps] = {}
         self._families = {family.name: FamilyRows(family) for family in families}
         self._nonfinite_loss_ranks: list[int] = []
         self._nonfinite_gradients: list[OwnNonfinite] = []
         self._replicas = ReplicaDigests()
         self._batches: dict[str, dict[float, list[int]]] = {}
-        self._losses: dict[int, float] = {}
+        self._losses = np.full(world_size, nan)
         self._batch_rows: dict[int, float] = {}
         self._any_split = False
         """Whether any tensor is known not to lie on all ranks as a whole."""
@@ -130,9 +130,11 @@ class StepMerge:
         for batch in step.batches:
             alike = self._batches.setdefault(batch.of, {}).setdefault(batch.digest, [])
             alike.extend(batch.ranks)
-        for own, values in ((self._losses, step.losses), (self._batch_rows, step.batch_rows)):
-            if values:
-                own.update(_finite(np.array(ranks), np.array(values)))
+        if step.losses:
+            self._losses[ranks] = step.losses
+        if step.batch_rows:
+            sizes = zip(ranks, step.batch_rows, strict=True)
+            self._batch_rows.update((rank, size) for rank, size in sizes if isfinite(size))
 
     def add_block(
         self, rows: BlockRows, at: int, *, arrived_unix_seconds: float | None = None
@@ -141,7 +143,11 @@ class StepMerge:
         block = rows.block
         self._note_time(block.times_unix_seconds[at], arrived_unix_seconds)
         self._note_step(block.form.ranks[0], block.steps[at])
-        self._in_blocks.append((rows, at))
+        nodes = rows.own.nodes
+        alike = self._in_blocks.get(nodes)
+        if alike is None:
+            alike = self._in_blocks[nodes] = AlikeSteps(nodes)
+        alike.add(rows, at)
 
     def merged(
         self,
@@ -154,8 +160,8 @@ class StepMerge:
         A column that no rank observed, or whose value is beyond float64, is absent. layers: what
         is compared of the layers of this step, as far as it is here.
         """
-        for alike in by_kind(self._in_blocks):
-            self._add_alike(alike)
+        for alike in self._in_blocks.values():
+            self._add_alike(alike.united())
         self._in_blocks.clear()
         values, of_run = self._step_values(), expected_shares.of_run
         facts = self._facts(values)
@@ -186,7 +192,7 @@ class StepMerge:
             else frozenset(np.flatnonzero(self._present).tolist()),
             nonfinite_loss_ranks=tuple(sorted(self._nonfinite_loss_ranks)),
             nonfinite_gradient_ranks=_first_ranks(self._nonfinite_gradients),
-            compute_seconds=self._observed_compute_seconds(),
+            compute_seconds=RankValues.finite(self._compute_seconds),
             optimizers=dict(self._optimizers(merged, expected_shares)),
             optimizers_held=frozenset(
                 name
@@ -199,7 +205,7 @@ class StepMerge:
             and facts.wrapper_reduced is None
             and not facts.any_split,
             batches=self._batches,
-            losses=dict(sorted(self._losses.items())),
+            losses=RankValues.finite(self._losses),
             batch_rows=dict(sorted(self._batch_rows.items())),
         )
 
@@ -214,25 +220,25 @@ class StepMerge:
         if known and (self._trainer_step is None or rank < self._trainer_step[0]):
             self._trainer_step = (rank, step)
 
-    def _add_alike(self, alike: AlikeSteps) -> None:
-        kind, ranks = alike.kind, alike.ranks
+    def _add_alike(self, steps: UnitedSteps) -> None:
+        kind, ranks = steps.kind, steps.alike.ranks
         self._present[ranks] = True
-        self._compute_seconds[ranks] = alike.compute_seconds
-        self._losses.update(_finite(ranks, alike.losses))
+        self._compute_seconds[ranks] = steps.compute_seconds
+        if kind.has_losses:
+            self._losses[ranks] = steps.losses
         for place, (name, count) in enumerate(zip(kind.names, kind.counts, strict=True)):
             if name:
-                found = (alike.values_NW[:, place], count)
+                found = (steps.values_NW[:, place], count)
                 self._arrays.setdefault(name, []).append(found)
         for number, row in enumerate(kind.rows):
             family = self._families.get(row.family)
             self._note_split(row.share)
             if family is None:
                 continue
-            forms = [block.own.form.rows[number] for block in alike.blocks]
-            columns_NC = alike.columns(row, len(family.family.names))
-            family.add_alike(forms, row.share, columns_NC)
-            if not row.share.assumed and any(form.compared for form in forms):
-                for form, digests in alike.rows(number):
+            rows = steps.alike.rows[number]
+            family.add_alike(rows, row.share, steps.columns(row, len(family.family.names)))
+            if rows.compared and not row.share.assumed:
+                for form, digests in steps.rows(number):
                     self._replicas.add_rows(family.family, row.key, form, digests)
 
     def _note_split(self, share: NodeShare) -> None:
@@ -322,10 +328,6 @@ class StepMerge:
             [1] * len(single) + [size for size, _ in arrays],
         )
 
-    def _observed_compute_seconds(self) -> dict[int, float]:
-        ranks = np.flatnonzero(np.isfinite(self._compute_seconds))
-        return dict(zip(ranks.tolist(), self._compute_seconds[ranks].tolist(), strict=True))
-
 
 @dataclass(frozen=True, slots=True)
 class _FamilyStep:
@@ -342,12 +344,6 @@ class _FamilyStep:
         if own not in self._merged:
             self._merged[own] = self.rows.values(self.chosen, own)
         return self._merged[own]
-
-
-def _finite(ranks: Places, values: FloatArray) -> Iterable[tuple[int, float]]:
-    """Return the ranks with a finite value; none where there are no values."""
-    known = np.isfinite(values)
-    return zip(ranks[: len(values)][known].tolist(), values[known].tolist(), strict=True)
 
 
 def _first_ranks(found: Sequence[OwnNonfinite]) -> tuple[int, ...]:

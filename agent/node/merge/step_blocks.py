@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import isnan
 
 import numpy as np
 import numpy.typing as npt
 
 from mp_agent.node.merge.coverage import GroupKey, group_key
+from mp_agent.node.merge.family_rows import AlikeRows
 from mp_agent.records.columns import STEP_COLUMNS_BY_NAME, ColumnFamily
 from mp_agent.records.reports import NodeShare, NodeStep
 from mp_agent.records.schema import FamilyColumns
@@ -109,30 +111,69 @@ class StepKind:
     rows: tuple[RowKind, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class AlikeForms:
+    """The forms of nodes whose rows are of one kind, without their numbers."""
+
+    kind: StepKind
+    forms: Sequence["NodeForm"]
+
+    @cached_property
+    def ranks(self) -> Places:
+        """The ranks of all nodes, node after node."""
+        return np.concatenate([own.ranks for own in self.forms])
+
+    @cached_property
+    def rows(self) -> Sequence[AlikeRows]:
+        """The rows, by their number in the kind."""
+        return [
+            AlikeRows([own.form.rows[number] for own in self.forms])
+            for number in range(len(self.kind.rows))
+        ]
+
+
+class AlikeNodes:
+    """Gives each node whose rows are of one kind a place in the arrays of every step."""
+
+    def __init__(self, kind: StepKind) -> None:
+        self.kind = kind
+        self.places: dict[int, int] = {}
+        self._last = AlikeForms(kind, ())
+
+    def forms(self, forms: Sequence["NodeForm"]) -> AlikeForms:
+        """Return what is known of these forms; nearly every step has the same ones."""
+        if self._last.forms != forms:
+            self._last = AlikeForms(self.kind, forms)
+        return self._last
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeForm:
     """A form as this agent reads it."""
 
     form: StepForm
-    kind: StepKind
+    nodes: AlikeNodes
+    place: int
+    """Of the node among those."""
     ranks: Places
 
 
 class Forms:
-    """Reads the forms of all nodes; equal kinds are one object."""
+    """Reads the forms of all nodes."""
 
     def __init__(self, families: Iterable[ColumnFamily]) -> None:
         self._families = {family.name: family for family in families}
-        self._kinds: dict[StepKind, StepKind] = {}
+        self._kinds: dict[StepKind, AlikeNodes] = {}
 
     def read(
         self,
+        number: int,
         form: StepForm,
         step_columns: Sequence[str],
         families: Sequence[FamilyColumns],
         shares: Sequence[NodeShare],
     ) -> NodeForm:
-        """Return what a node's form says."""
+        """Return what the form of the node with this number says."""
         rows, first = [], form.first_of_rows
         for row in form.rows:
             sent, share = families[row.family], shares[row.share]
@@ -162,9 +203,9 @@ class Forms:
             has_losses=form.has_losses,
             rows=tuple(rows),
         )
-        return NodeForm(
-            form, self._kinds.setdefault(kind, kind), np.array(form.ranks, dtype=np.intp)
-        )
+        nodes = self._kinds.setdefault(kind, AlikeNodes(kind))
+        place = nodes.places.setdefault(number, len(nodes.places))
+        return NodeForm(form, nodes, place, np.array(form.ranks, dtype=np.intp))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,24 +225,62 @@ class BlockRows:
         return cls(own, block, block.array(), block.digest_array())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class AlikeSteps:
+    """The same step of nodes whose rows are of one kind, as they come in, in any order."""
+
+    def __init__(self, nodes: AlikeNodes) -> None:
+        self._nodes = nodes
+        self._forms: list[NodeForm | None] = []
+        """By place; None of a node whose step is not here."""
+        self._values = np.empty((0, 0))
+        """[N, W], by place."""
+        self._digests: dict[int, npt.NDArray[np.uint32]] = {}
+
+    def add(self, rows: BlockRows, at: int) -> None:
+        """Copy a node's step, which has this place in its block."""
+        place = rows.own.place
+        if place >= len(self._forms):
+            self._extend(rows.values.shape[1])
+        self._forms[place] = rows.own
+        self._values[place] = rows.values[at]
+        if rows.digests.size:
+            self._digests[place] = rows.digests[at]
+
+    def united(self) -> "UnitedSteps":
+        """Return the steps that are here, by place."""
+        forms = [own for own in self._forms if own is not None]
+        values = self._values[: len(forms)]
+        if self._forms[: len(forms)] != forms:
+            values = self._values[[own.place for own in forms]]
+        digests = [self._digests[own.place] for own in forms if own.place in self._digests]
+        return UnitedSteps(self._nodes.forms(forms), values, digests)
+
+    def _extend(self, width: int) -> None:
+        """Make room for the nodes that are known by now; more come while a run starts."""
+        size = max(len(self._nodes.places), 2 * len(self._forms))
+        values = np.empty((size, width))
+        values[: len(self._forms)] = self._values.reshape(-1, width)
+        self._values = values
+        self._forms += [None] * (size - len(self._forms))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnitedSteps:
     """The same step of nodes whose rows are of one kind."""
 
-    kind: StepKind
-    blocks: Sequence[BlockRows]
-    at: Sequence[int]
-    """Place of the step in each block."""
+    alike: AlikeForms
     values_NW: FloatArray
+    digests: Sequence[npt.NDArray[np.uint32]]
+    """Of each node that has any."""
 
     @property
-    def ranks(self) -> Places:
-        """The ranks of all nodes, node after node."""
-        return np.concatenate([block.own.ranks for block in self.blocks])
+    def kind(self) -> StepKind:
+        """What the rows have in common."""
+        return self.alike.kind
 
     @property
     def compute_seconds(self) -> FloatArray:
-        """Of the ranks, in the same order."""
+        """Of the ranks, node after node."""
         first = len(self.kind.names)
         return self.values_NW[:, first : first + self.kind.ranks].ravel()
 
@@ -213,34 +292,17 @@ class AlikeSteps:
 
     def columns(self, row: RowKind, size: int) -> FloatArray:
         """Return [N, size]: a row of each node in this agent's columns, NaN where absent."""
-        found = np.full((len(self.blocks), size), np.nan)
-        found[:, row.known] = self.values_NW[:, [row.first + at for at in row.sent]]
-        return found
+        # Column by column in memory: so they are merged.
+        found_CN = np.full((size, len(self.values_NW)), np.nan)
+        for at, column in zip(row.sent, row.known, strict=True):
+            found_CN[column] = self.values_NW[:, row.first + at]
+        return found_CN.T
 
     def rows(self, number: int) -> Iterator[tuple[RowForm, tuple[int, ...]]]:
         """Yield a row's form and its digests, node by node."""
-        for block, at in zip(self.blocks, self.at, strict=True):
-            forms = block.own.form.rows
-            row = forms[number]
-            digests: tuple[int, ...] = ()
-            if row.compared:
-                before = sum(len(own.shards) for own in forms[:number] if own.compared)
-                found = block.digests[at, before : before + len(row.shards)]
-                digests = tuple(found.tolist())
-            yield row, digests
-
-
-def by_kind(entries: Iterable[tuple[BlockRows, int]]) -> Iterator[AlikeSteps]:
-    """Yield the rows of a step, kind by kind; entries: each with its place in the block."""
-    alike: dict[int, list[tuple[BlockRows, int]]] = {}
-    for entry in entries:
-        alike.setdefault(id(entry[0].own.kind), []).append(entry)
-    for own in alike.values():
-        values = np.concatenate([block.values[at] for block, at in own])
-        blocks = [block for block, _ in own]
-        yield AlikeSteps(
-            kind=blocks[0].own.kind,
-            blocks=blocks,
-            at=[at for _, at in own],
-            values_NW=values.reshape(len(own), -1),
-        )
+        digests = iter(self.digests)
+        for own in self.alike.forms:
+            rows, found = own.form.rows, next(digests) if own.form.digests else ()
+            before = sum(len(row.shards) for row in rows[:number] if row.compared)
+            size = len(rows[number].shards) if rows[number].compared else 0
+            yield rows[number], tuple(map(int, found[before : before + size]))

@@ -36,7 +36,7 @@ def test_the_slowest_rank_is_named_with_what_it_costs():
 
 
 def test_of_two_ranks_the_faster_one_is_the_measure():
-    found = slowest((4, 7), [np.array([1.0, 1.5])])
+    found = slowest(np.array([4, 7]), [np.array([1.0, 1.5])])
     assert found == Straggler(rank=7, slowdown=1.5, delay_seconds=0.5)
 
 
@@ -100,8 +100,10 @@ def test_with_a_rank_that_goes_a_new_block_begins():
 
 
 def test_ranks_that_take_no_time_at_all_have_no_ratio():
-    assert slowest((0, 1), [np.array([0.0, 0.0])]) is None
-    assert slowest((0, 1, 2), [np.array([1.0, 1.0, 5.0]), np.array([0.0, 0.0, 5.0])]) is None
+    assert slowest(np.array([0, 1]), [np.array([0.0, 0.0])]) is None
+    assert (
+        slowest(np.array([0, 1, 2]), [np.array([1.0, 1.0, 5.0]), np.array([0.0, 0.0, 5.0])]) is None
+    )
 
 
 def test_what_was_found_outlives_a_restart():

@@ -54,6 +54,11 @@ def test_what_a_block_holds_is_what_the_steps_were():
     blocks, others = in_blocks(single.steps)
     assert (blocks, others) == (report.blocks, ())
     assert [step.losses for step in single.steps] == [(1.0, 1.0 + 1 / 3), (), (1.0, 1.0 + 1 / 3)]
+    assert [dict(step.compute_seconds) for step in merged([report])] == [
+        {0: 0.25, 1: 0.25},
+        {},
+        {0: 0.25, 1: 0.25},
+    ]
     assert [step.losses for step in merged([report])] == [
         {0: 1.0, 1: 1.0 + 1 / 3},
         {},
