@@ -58,6 +58,19 @@ def test_what_is_over_leaves_nothing_behind(
     assert run_dir.parent.exists()
 
 
+def test_a_ledger_that_takes_long_to_write_is_written_less_often(
+    watch: RunSupervisor, start_rank: StartRank, monkeypatch: pytest.MonkeyPatch
+):
+    start_rank()
+    commits: list[float] = []
+    clock = iter(range(1, 100))
+    monkeypatch.setattr(watch.run, "commit", lambda: commits.append(next(clock) / 50))
+    monkeypatch.setattr("time.thread_time", lambda: sum(commits[-1:]))
+    for now_seconds in range(10):
+        watch.poll(float(now_seconds))
+    assert len(commits) == 5, "after 2 s each, of which every commit took 20 ms"
+
+
 def test_an_attempt_that_begins_while_files_are_removed_is_taken_up(
     watch: RunSupervisor, start_rank: StartRank, run_dir: Path
 ):
