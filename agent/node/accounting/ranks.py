@@ -401,7 +401,8 @@ def _unlike(ranks: _Ranks, window_WR: FloatArray, scatters_R: FloatArray) -> Odd
         return None
     if 0.0 < zeros_R.max() < _ALL_BUT_SOME:
         return None
-    low_R, middle_R, high_R = np.quantile(window_WR, (0.25, 0.5, 0.75), axis=0)
+    ordered_WR = np.sort(window_WR, axis=0)
+    low_R, middle_R, high_R = (_quantile(ordered_WR, share) for share in (0.25, 0.5, 0.75))
     highest = int(low_R.argmax())
     # Of two ranks with different losses the higher one has the worse data, or labels.
     candidates = [highest] if len(ranks) == 2 else [highest, int(high_R.argmin())]
@@ -420,3 +421,12 @@ def _unlike(ranks: _Ranks, window_WR: FloatArray, scatters_R: FloatArray) -> Odd
                 highest=float(higher),
             )
     return None
+
+
+def _quantile(ordered_WR: FloatArray, share: float) -> FloatArray:
+    """Return what `np.quantile` does, which takes several times as long on many columns."""
+    place = share * (len(ordered_WR) - 1)
+    below = int(place)
+    lower_R, upper_R = ordered_WR[below], ordered_WR[below + (place > below)]
+    part, step_R = place - below, upper_R - lower_R
+    return upper_R - step_R * (1 - part) if part >= 0.5 else lower_R + step_R * part

@@ -58,7 +58,8 @@ class Assembler(Generic[T]):
 
     def advance(self, rank: int, sequence: int) -> None:
         """Note that this rank will deliver nothing up to `sequence`."""
-        self._positions[rank] = max(sequence, self._positions.get(rank, 0))
+        if sequence > self._positions.get(rank, 0):
+            self._positions[rank] = sequence
 
     def floor(self, ranks: Collection[int]) -> int:
         """Return the sequence up to which no more rows will arrive.
@@ -87,13 +88,14 @@ class Assembler(Generic[T]):
             sequence = min(self._pending)
             if up_to is not None and sequence > up_to:
                 return
-            late_ranks = {rank for rank in ranks if self._positions.get(rank, 0) < sequence}
+            late_ranks = (rank for rank in ranks if self._positions.get(rank, 0) < sequence)
             waited_seconds = now_seconds - self._pending[sequence].since_seconds
             overdue = waited_seconds >= self.deadline_seconds and not ignore_deadline
             crowded = len(self._pending) > self.pending_at_most
-            if late_ranks - self._given_up and not overdue and not crowded:
+            # Mostly some are late, of which one is found soon.
+            if not (overdue or crowded) and any(rank not in self._given_up for rank in late_ranks):
                 return
-            self._given_up |= late_ranks
+            self._given_up.update(late_ranks)
             yield sequence, self._close(sequence)
 
     def close_all(self) -> Iterator[tuple[int, Mapping[int, T]]]:

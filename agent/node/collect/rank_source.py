@@ -44,12 +44,14 @@ def furthest_behind(ranks: Sequence[RankStatus]) -> RankStatus | None:
 
     Evaluation, checkpointing and other phases count as before the forward pass of a step.
     """
-    running = (status for status in ranks if status.end is EndReason.RUNNING)
-    return min(running, key=_progress, default=None)
+    running = [status for status in ranks if status.end is EndReason.RUNNING]
+    fewest = min([status.started_sequence for status in running], default=0)
+    behind = (status for status in running if status.started_sequence == fewest)
+    return min(behind, key=_progress, default=None)
 
 
-def _progress(status: RankStatus) -> tuple[int, int, int]:
-    return status.started_sequence, _place(status), status.rank
+def _progress(status: RankStatus) -> tuple[int, int]:
+    return _place(status), status.rank
 
 
 def _place(status: RankStatus) -> int:

@@ -109,6 +109,8 @@ class StepKind:
     ranks: int
     has_losses: bool
     rows: tuple[RowKind, ...]
+    width: int
+    """Number of values, also of columns that this agent does not know."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,6 +204,7 @@ class Forms:
             ranks=len(form.ranks),
             has_losses=form.has_losses,
             rows=tuple(rows),
+            width=form.width,
         )
         nodes = self._kinds.setdefault(kind, AlikeNodes(kind))
         place = nodes.places.setdefault(number, len(nodes.places))
@@ -232,7 +235,7 @@ class AlikeSteps:
         self._nodes = nodes
         self._forms: list[NodeForm | None] = []
         """By place; None of a node whose step is not here."""
-        self._values = np.empty((0, 0))
+        self._values = np.empty((0, nodes.kind.width))
         """[N, W], by place."""
         self._digests: dict[int, npt.NDArray[np.uint32]] = {}
 
@@ -240,7 +243,7 @@ class AlikeSteps:
         """Copy a node's step, which has this place in its block."""
         place = rows.own.place
         if place >= len(self._forms):
-            self._extend(rows.values.shape[1])
+            self._extend()
         self._forms[place] = rows.own
         self._values[place] = rows.values[at]
         if rows.digests.size:
@@ -255,11 +258,11 @@ class AlikeSteps:
         digests = [self._digests[own.place] for own in forms if own.place in self._digests]
         return UnitedSteps(self._nodes.forms(forms), values, digests)
 
-    def _extend(self, width: int) -> None:
+    def _extend(self) -> None:
         """Make room for the nodes that are known by now; more come while a run starts."""
         size = max(len(self._nodes.places), 2 * len(self._forms))
-        values = np.empty((size, width))
-        values[: len(self._forms)] = self._values.reshape(-1, width)
+        values = np.empty((size, self._nodes.kind.width))
+        values[: len(self._forms)] = self._values
         self._values = values
         self._forms += [None] * (size - len(self._forms))
 

@@ -1,7 +1,10 @@
 """What a merged step says where nothing was observed."""
 
+import numpy as np
+import pytest
+
 from mp_agent.records.columns import GRADIENTS
-from mp_agent.records.merged import OptimizerStep
+from mp_agent.records.merged import OptimizerStep, RankValues
 from tests.agent.node.builders import merged_step
 
 
@@ -23,3 +26,13 @@ def test_gradients_that_were_not_measured_have_no_norm() -> None:
     measured = OptimizerStep(sequence=1, families=squares, complete=frozenset())
     assert merged_step().grad_norm is nothing.grad_norm is None
     assert merged_step(norm=3.0).grad_norm == measured.grad_norm == 3.0
+
+
+def test_values_of_ranks_are_a_mapping_of_those_that_are_finite() -> None:
+    found = RankValues.finite(np.array([0.5, np.nan, 1.5, np.inf]))
+    assert found == {0: 0.5, 2: 1.5} == RankValues.of({2: 1.5, 0: 0.5})
+    assert repr(found) == "{0: 0.5, 2: 1.5}"
+    assert (len(found), found[2], found.get(1), 3 in found) == (2, 1.5, None, False)
+    assert RankValues.of(found) is found
+    with pytest.raises(KeyError):
+        found[4]

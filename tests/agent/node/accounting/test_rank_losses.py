@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from mp_agent.catalog.thresholds import resolve
 from mp_agent.node.accounting.progress import Progress
-from mp_agent.node.accounting.ranks import RankLossTracker
+from mp_agent.node.accounting.ranks import RankLossTracker, _quantile
 from mp_agent.node.accounting.tracker import AccountContext
 from mp_agent.records.health import OddRank
 from mp_agent.records.steps import FloatArray
@@ -104,6 +104,13 @@ def test_ranks_that_train_models_of_their_own_are_not_compared(independent):
         )
         tracker.observe(step, context)
     assert (tracker.level is None) is independent
+
+
+def test_quantiles_are_those_of_numpy():
+    ordered_WR = np.sort(np.random.default_rng(5).normal(size=(32, 50)), axis=0)
+    for share in (0.25, 0.5, 0.75):
+        expected = np.quantile(ordered_WR, share, axis=0)
+        np.testing.assert_array_equal(_quantile(ordered_WR, share), expected)
 
 
 def test_of_two_ranks_the_higher_one_is_found():

@@ -1,7 +1,9 @@
 """Steps that are sent and merged as arrays say bit for bit what single steps say."""
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,8 +42,8 @@ def report_of(*ranks: int, steps: int = STEPS, step_of: Any = hsdp, world_size: 
 
 def merged(reports: list[NodeReport]) -> list[MergedStep]:
     root = make_root(reports[0].world_size)
-    for number, report in enumerate(reports):
-        root.receive(report, 0.0, 5_000.0, own=number == 0)
+    for report in reports:
+        root.receive(report, 0.0, 5_000.0, own=report.node_rank == reports[0].node_rank)
     return steps_of(root.close_all())
 
 
@@ -104,6 +106,45 @@ def test_blocks_merge_to_the_bits_of_single_steps(data, placement):
     found, single = merged(reports), merged([expanded(report) for report in reports])
     assert list(map(repr, found)) == list(map(repr, single))
     assert list(map(repr, merged(some))) == list(map(repr, single))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_steps_without_some_nodes_merge_to_the_bits_of_single_steps(seed):
+    """Nodes begin late, stay away, come in any order, and see other columns at times."""
+    chance = random.Random(seed)
+
+    def step_of(rank: int, sequence: int) -> RankStep:
+        share = Share(group="fsdp", shard_index=rank, shard_count=12)
+        values = {"loss": chance.choice([0.0, -0.0, 1e308, chance.random()])}
+        if chance.random() < 0.8:
+            values["compute_seconds"] = chance.random()
+        row = {"sum_squares": chance.choice([0.0, -0.0, 1e308, chance.random()]), "elements": 4.0}
+        if rank >= 8 and sequence % 2:
+            row["abs_max"] = chance.random()
+        return rank_step(rank, make_record(sequence, values, [gradient_row(**row)]), share)
+
+    nodes = [SimNode(rank // 2, (rank, rank + 1), 12, step_of) for rank in range(0, 12, 2)]
+    reports = []
+    for steps in (3, 4):
+        for node in nodes[: chance.randint(1, 6)]:
+            for _ in range(chance.randint(1, steps)):
+                node.write()
+        others = [node.report() for node in chance.sample(nodes[1:], 5)]
+        reports += [nodes[0].report(), *others]
+    found, single = merged(reports), merged([expanded(report) for report in reports])
+    assert list(map(repr, found)) == list(map(repr, single))
+
+
+def test_a_column_that_only_one_node_knows_spoils_no_other_row():
+    reports = [report_of(0, 1), report_of(2, 3)]
+    block, families = reports[1].blocks[0], reports[1].families
+    width = len(families[0].columns)
+    families = (replace(families[0], columns=(*families[0].columns, "of_another_release")),)
+    row = replace(block.form.rows[0], places=(*block.form.rows[0].places, width))
+    values = np.append(block.array(), np.full((len(block.sequences), 1), 7.0), axis=1)
+    block = replace(block, form=replace(block.form, rows=(row,)), values=values.tobytes())
+    other = replace(reports[1], families=families, blocks=(block, *reports[1].blocks[1:]))
+    assert repr(merged([reports[0], decode_report(encode_report(other))])) == repr(merged(reports))
 
 
 def test_a_report_of_the_format_before_is_read():
