@@ -185,6 +185,7 @@ class NodeAgent:
                 *postmortems.routes(),
                 *runbook_routes(settings),
             ],
+            self._push_service.answer_at_once,
         )
         self._port_opener = PortOpener(settings, self._server)
         self._shutdown = Shutdown(settings.linger_seconds)

@@ -30,7 +30,8 @@ async def _measured(root: SimulatedNode, bodies: Sequence[bytes]) -> float:
     settings = Settings(token=_TOKEN)
     client = PushClient()
     link = RootLink(root, settings, client, environ={})
-    server = MetricsServer(_no_exposure, ReportHandlers({root.name: link}.get).routes())
+    handlers = ReportHandlers({root.name: link}.get)
+    server = MetricsServer(_no_exposure, handlers.routes(), handlers.answer_at_once)
     listener = open_listener("127.0.0.1", 0)
     await server.start(listener)
     try:

@@ -13,8 +13,13 @@ from typing import cast
 HANDSHAKE_SECONDS = 10.0
 
 
+AnswerAtOnce = Callable[[bytes], bytes | None]
+"""Returns the response to the request that has arrived on an idle connection; nothing while more of
+it is to come, and None if it, and all that follows, is for the server's protocol."""
+
+
 class Connection(asyncio.Protocol):
-    """Forwards everything to the server's protocol, and records the last activity."""
+    """Forwards to the server's protocol what is not answered at once; records the last activity."""
 
     def __init__(
         self,
@@ -22,10 +27,14 @@ class Connection(asyncio.Protocol):
         open_connections: "set[Connection]",
         full: Callable[[], None],
         *,
+        at_once: AnswerAtOnce | None = None,
         remote: str = "",
     ) -> None:
         """full: called when the write buffer is full; remote: the client's address."""
         self.remote = remote
+        self._at_once = at_once
+        self._arrived = b""
+        """Of a request that may be answered at once."""
         self._protocol = protocol
         self._open = open_connections
         self._open.add(self)
@@ -72,8 +81,17 @@ class Connection(asyncio.Protocol):
         self._protocol.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Forward data of the client."""
+        """Answer, or forward, data of the client."""
         self.last_active_seconds = time.monotonic()
+        if self._at_once is not None:
+            data = self._arrived + data
+            answer = self._at_once(data)
+            if answer is not None:
+                self._arrived = b"" if answer else data
+                assert self._transport is not None
+                self._transport.write(answer)
+                return
+            self._at_once, self._arrived = None, b""
         self._protocol.data_received(data)
 
     def eof_received(self) -> bool | None:
@@ -124,11 +142,13 @@ class GuardedListener:
         self,
         make_protocol: ProtocolFactory,
         *,
+        at_once: AnswerAtOnce | None = None,
         connections_at_most: int = CONNECTIONS_AT_MOST,
         idle_seconds_at_most: float = IDLE_SECONDS_AT_MOST,
         unsent_bytes_at_most: int = UNSENT_BYTES_AT_MOST,
     ) -> None:
         self._make_protocol = make_protocol
+        self._at_once = at_once
         self.connections_at_most = connections_at_most
         self._idle_seconds_at_most = idle_seconds_at_most
         self._unsent_bytes_at_most = unsent_bytes_at_most
@@ -181,7 +201,11 @@ class GuardedListener:
             while len(self._open) >= self.connections_at_most:
                 self._abort_most_idle()
             connection = Connection(
-                self._make_protocol(), self._open, self._bound_unsent, remote=str(address[0])
+                self._make_protocol(),
+                self._open,
+                self._bound_unsent,
+                at_once=self._at_once,
+                remote=str(address[0]),
             )
             connection.accept(accepted, self._tls)
 

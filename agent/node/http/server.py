@@ -18,6 +18,7 @@ from mp_agent.node.endpoint import Endpoint, open_listener, usual_ports
 from mp_agent.node.http.auth import Access, access
 from mp_agent.node.http.connections import (
     CONNECTIONS_AT_MOST,
+    AnswerAtOnce,
     GuardedListener,
     connections_for,
 )
@@ -108,10 +109,16 @@ async def _without_versions(_request: web.Request, response: web.StreamResponse)
 class MetricsServer:
     """Serves the exposure that `expose` returns; it is called in the event loop."""
 
-    def __init__(self, expose: Callable[[], Exposure], routes: Sequence[web.RouteDef] = ()) -> None:
-        """routes: further routes of the agent's services."""
+    def __init__(
+        self,
+        expose: Callable[[], Exposure],
+        routes: Sequence[web.RouteDef] = (),
+        at_once: AnswerAtOnce | None = None,
+    ) -> None:
+        """routes: further routes of the agent's services. at_once: answers some of them itself."""
         self._expose = expose
         self._routes = routes
+        self._at_once = at_once
         self._listener: GuardedListener | None = None
         self._agents = 0
         self._connections_at_most = CONNECTIONS_AT_MOST
@@ -138,7 +145,9 @@ class MetricsServer:
         await self._runner.setup()
         assert self._runner.server is not None
         self._listener = GuardedListener(
-            self._runner.server, connections_at_most=self._connections_at_most
+            self._runner.server,
+            at_once=self._at_once,
+            connections_at_most=self._connections_at_most,
         )
         await self._listener.start(listener, access.tls)
 

@@ -1,4 +1,4 @@
-"""How often the nodes push, which the root chooses by what that costs it, and bursts of pushes."""
+"""How often the nodes push, which the root chooses by what that costs it; bursts, and limits."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -124,3 +124,39 @@ class PushPace:
         if requests >= _WINDOW_REQUESTS:
             cost = (load.processor_seconds - before.processor_seconds - own) / requests
             self._cost_seconds = max((self._cost_seconds + cost) / 2, 1e-6)
+
+
+REQUESTS_PER_SECOND = 4.0
+REQUESTS_AT_ONCE = 40.0
+"""Requests that a node may send in a burst, to catch up."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    filled_seconds: float
+
+
+@dataclass(slots=True)
+class RateLimit:
+    """Token bucket per sender."""
+
+    per_second: float = REQUESTS_PER_SECOND
+    at_once: float = REQUESTS_AT_ONCE
+    _buckets: dict[tuple[str, int], _Bucket] = field(default_factory=dict)
+
+    def admits(self, sender: tuple[str, int], now_seconds: float) -> bool:
+        """Count one request of a sender; return False if it has sent too many."""
+        bucket = self._buckets.setdefault(sender, _Bucket(self.at_once, now_seconds))
+        gained = (now_seconds - bucket.filled_seconds) * self.per_second
+        bucket.left = min(self.at_once, bucket.left + gained)
+        bucket.filled_seconds = now_seconds
+        if bucket.left < 1.0:
+            return False
+        bucket.left -= 1.0
+        return True
+
+    def forget(self, run: str) -> None:
+        """Drop the senders of a run that is over."""
+        for sender in [sender for sender in self._buckets if sender[0] == run]:
+            del self._buckets[sender]

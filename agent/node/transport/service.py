@@ -4,9 +4,12 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 from aiohttp import web
 
@@ -24,49 +27,13 @@ from mp_agent.node.transport.client import (
     RunOnNode,
     unpack,
 )
-from mp_agent.node.transport.pace import Load, PushPace
+from mp_agent.node.transport.pace import Load, PushPace, RateLimit
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.records.reports import encode_receipt
 from mp_agent.ring.run_files import is_base_url
 from mp_agent.settings import Settings
 
 log = logging.getLogger("mp_agent.node")
-
-REQUESTS_PER_SECOND = 4.0
-REQUESTS_AT_ONCE = 40.0
-"""Requests that a node may send in a burst, to catch up."""
-
-
-@dataclass(slots=True)
-class _Bucket:
-    left: float
-    filled_seconds: float
-
-
-@dataclass(slots=True)
-class RateLimit:
-    """Token bucket per sender."""
-
-    per_second: float = REQUESTS_PER_SECOND
-    at_once: float = REQUESTS_AT_ONCE
-    _buckets: dict[tuple[str, int], _Bucket] = field(default_factory=dict)
-
-    def admits(self, sender: tuple[str, int], now_seconds: float) -> bool:
-        """Count one request of a sender; return False if it has sent too many."""
-        bucket = self._buckets.setdefault(sender, _Bucket(self.at_once, now_seconds))
-        gained = (now_seconds - bucket.filled_seconds) * self.per_second
-        bucket.left = min(self.at_once, bucket.left + gained)
-        bucket.filled_seconds = now_seconds
-        if bucket.left < 1.0:
-            return False
-        bucket.left -= 1.0
-        return True
-
-    def forget(self, run: str) -> None:
-        """Drop the senders of a run that is over."""
-        for sender in [sender for sender in self._buckets if sender[0] == run]:
-            del self._buckets[sender]
-
 
 _BODIES_AT_ONCE = 32
 _BODY_SECONDS = 20.0
@@ -112,81 +79,121 @@ class ReportHandlers:
         """Drop the rate limits of a run that is over."""
         self._rate.forget(run)
 
+    def answer_at_once(self, data: bytes) -> bytes | None:
+        """Return the response to a push that has arrived as a whole; see `AnswerAtOnce`.
+
+        Most of what a push costs is what the HTTP library does around it. What an agent would not
+        send, or has no business to, is left to that.
+        """
+        if not data.startswith(_PUSH):
+            return None
+        end = data.find(_HEAD_END, 0, _HEAD_BYTES_MAX)
+        if end < 0:
+            return b"" if len(data) < _HEAD_BYTES_MAX else None
+        head = _pushed(data[:end])
+        if head is None or head.length > _THREAD_BYTES:
+            return None
+        try:
+            link = _authenticated(self._link(head.query.get("run", "")), head.authorization)
+        except _Refusal:
+            return None
+        body = data[end + len(_HEAD_END) :]
+        if len(body) != head.length:
+            return b"" if len(body) < head.length else None
+        try:
+            self._admit(link, head.query, head.length)
+            with self._explained(link):
+                answer = encode_receipt(link.run.receive(unpack(body)))
+        except _Refusal as refusal:
+            return self._refused(link, refusal, len(body)).encoded()
+        return self._accepted(link, answer, len(body)).encoded()
+
     async def _rows(self, request: web.Request) -> web.Response:
         link = self._link(request.query.get("run", ""))
         size = 0
         try:
-            link = _authenticated(link, request)
-            self._admit(link, request)
+            link = _authenticated(link, request.headers.get("Authorization", ""))
+            self._admit(link, request.query, request.content_length or 0)
             async with self._room:
                 body = await _body(request)
                 size = len(body)
-                answer = await self._receive(link, body)
+                with self._explained(link):
+                    if size > _THREAD_BYTES:
+                        report = await asyncio.to_thread(unpack, body)
+                    else:
+                        report = unpack(body)
+                    answer = encode_receipt(link.run.receive(report))
         except _Refusal as refusal:
-            if link is not None and refusal.status != 503:
-                link.count_request(size, refused=True)
-            return _refused(refusal)
+            return self._refused(link, refusal, size).response()
         except TimeoutError:
-            return _refused(_Refusal(408, f"the body took more than {_BODY_SECONDS:g} s"))
+            return _refusal(
+                _Refusal(408, f"the body took more than {_BODY_SECONDS:g} s")
+            ).response()
         except ConnectionError:
-            return _refused(_Refusal(400, "the sender has gone"))
+            return _refusal(_Refusal(400, "the sender has gone")).response()
+        return self._accepted(link, answer, size).response()
+
+    def _accepted(self, link: RootLink, receipt: bytes, size: int) -> "_Answer":
         link.count_request(size, refused=False)
         self.requests += 1
-        return web.Response(
-            body=answer, content_type="application/octet-stream", headers=self._pace_headers()
-        )
+        pace = {} if self._pace is None else {PACE_HEADER: f"{self._pace.asked_seconds:.3f}"}
+        return _Answer(200, receipt, {"Content-Type": "application/octet-stream", **pace})
 
-    def _pace_headers(self) -> dict[str, str]:
-        return {} if self._pace is None else {PACE_HEADER: f"{self._pace.asked_seconds:.3f}"}
+    def _refused(self, link: RootLink | None, refusal: _Refusal, size: int) -> "_Answer":
+        if link is not None and refusal.status != 503:
+            link.count_request(size, refused=True)
+        return _refusal(refusal)
 
     async def _retire(self, request: web.Request) -> web.Response:
         try:
-            link = _authenticated(self._link(request.query.get("run", "")), request)
+            link = self._asked(request)
             if not link.retire(_integer(request.query, "attempt")):
                 raise _Refusal(409, "this agent is in another attempt")
         except _Refusal as refusal:
-            return _refused(refusal)
+            return _refusal(refusal).response()
         return web.Response(text="ok\n")
 
     async def _move(self, request: web.Request) -> web.Response:
         try:
-            link = _authenticated(self._link(request.query.get("run", "")), request)
+            link = self._asked(request)
             url = request.query.get("url", "")
             if not is_base_url(url):
                 raise _Refusal(400, "url is not that of a node agent")
             if not link.follow_move(_integer(request.query, "attempt"), url):
                 raise _Refusal(409, "this agent is the root, or in another attempt")
         except _Refusal as refusal:
-            return _refused(refusal)
+            return _refusal(refusal).response()
         return web.Response(text="ok\n")
 
-    def _admit(self, link: RootLink, request: web.Request) -> None:
+    def _asked(self, request: web.Request) -> RootLink:
+        link = self._link(request.query.get("run", ""))
+        return _authenticated(link, request.headers.get("Authorization", ""))
+
+    def _admit(self, link: RootLink, query: Mapping[str, str], size: int) -> None:
         """Refuse unless this agent is the attempt's root and the sender within its rate."""
         if not link.collects:
             raise _Refusal(409, "this agent is not the root of the run")
-        attempt_unix_ns = _integer(request.query, "attempt")
+        attempt_unix_ns = _integer(query, "attempt")
         if attempt_unix_ns and link.attempt_unix_ns not in (0, attempt_unix_ns):
             raise _Refusal(409, "this agent is the root of another attempt")
-        if (request.content_length or 0) > BODY_BYTES_MAX:
+        if size > BODY_BYTES_MAX:
             raise _Refusal(413, f"more than {BODY_BYTES_MAX} bytes")
-        sender = (link.run.name, _integer(request.query, "node"))
+        sender = (link.run.name, _integer(query, "node"))
         if sender[1] >= link.run.identity.world_size:
             raise _Refusal(400, f"node {sender[1]} is none of the run")
         if not self._rate.admits(sender, time.monotonic()):
             raise _Refusal(429, "too many requests of this node", retry_after_seconds=1)
         if self._pace is None:
             return
-        urgent = URGENT in request.query
+        urgent = URGENT in query
         if put_off := self._pace.put_off_seconds(sender, time.monotonic(), urgent=urgent):
             raise _Refusal(503, "many nodes push at once", retry_after_seconds=put_off)
 
-    async def _receive(self, link: RootLink, body: bytes) -> bytes:
+    @contextmanager
+    def _explained(self, link: RootLink) -> Iterator[None]:
+        """Refuse a report that cannot be read, with the reason."""
         try:
-            if len(body) > _THREAD_BYTES:
-                report = await asyncio.to_thread(unpack, body)
-            else:
-                report = unpack(body)
-            return encode_receipt(link.run.receive(report))
+            yield
         except ReportTooLarge as error:
             raise _Refusal(413, str(error)) from error
         except ReportError as error:
@@ -199,13 +206,72 @@ class ReportHandlers:
             raise _Refusal(500, kind) from error
 
 
-def _authenticated(link: RootLink | None, request: web.Request) -> RootLink:
+_PUSH = f"POST {ROWS_PATH}?".encode()
+_VERSION = b" HTTP/1.1"
+_HEAD_END = b"\r\n\r\n"
+_HEAD_BYTES_MAX = 8192
+_HEADERS = frozenset(
+    (
+        *(b"accept", b"accept-encoding", b"authorization", b"content-length"),
+        *(b"content-type", b"host", b"user-agent"),
+    )
+)
+"""Those of a push, of which none changes how it is to be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    query: Mapping[str, str]
+    authorization: str
+    length: int
+
+
+def _pushed(head: bytes) -> _Head | None:
+    """Return what the head of a push says; None if the HTTP library might read it otherwise."""
+    line, *lines = head.split(b"\r\n")
+    if not line.endswith(_VERSION) or not (head.count(b"\r") == head.count(b"\n") == len(lines)):
+        return None
+    fields = {}
+    for name, _, value in (field.partition(b":") for field in lines):
+        fields[name.lower()] = value.strip(b" \t")
+    length = fields.get(b"content-length", b"")
+    if len(fields) != len(lines) or not fields.keys() <= _HEADERS or not length.isdigit():
+        return None
+    try:
+        size = int(length)
+        target = line[len(_PUSH) : -len(_VERSION)].decode("ascii")
+        pairs = parse_qsl(target, keep_blank_values=True, strict_parsing=True)
+        authorization = fields.get(b"authorization", b"").decode("ascii")
+    except ValueError:
+        return None
+    query = dict(pairs)
+    return _Head(query, authorization, size) if len(query) == len(pairs) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+    def response(self) -> web.Response:
+        """Return it for the HTTP library."""
+        return web.Response(status=self.status, body=self.body, headers=self.headers)
+
+    def encoded(self) -> bytes:
+        """Return it as it is sent."""
+        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        lines.append(f"Content-Length: {len(self.body)}\r\n\r\n")
+        return "\r\n".join(lines).encode() + self.body
+
+
+def _authenticated(link: RootLink | None, authorization: str) -> RootLink:
     """Return the link of the run that the sender is authorised for; else raise a refusal.
 
     Without a token a client learns nothing, not even which runs exist.
     """
-    header = request.headers.get("Authorization", "")
-    token = header.removeprefix(_BEARER) if header.startswith(_BEARER) else ""
+    token = authorization.removeprefix(_BEARER) if authorization.startswith(_BEARER) else ""
     if link is None or not token or not link.accepts(token):
         raise _Refusal(401, "the token is not that of a run that this agent watches")
     return link
@@ -235,12 +301,13 @@ def _integer(query: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _refused(refusal: _Refusal) -> web.Response:
-    retry = refusal.retry_after_seconds
-    headers = {"Retry-After": f"{retry}"} if retry else {}
+def _refusal(refusal: _Refusal) -> _Answer:
+    headers = {"Content-Type": "text/plain; charset=utf-8"}
+    if refusal.retry_after_seconds:
+        headers["Retry-After"] = f"{refusal.retry_after_seconds}"
     if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return web.Response(status=refusal.status, text=f"{refusal}\n", headers=headers)
+    return _Answer(refusal.status, f"{refusal}\n".encode(), headers)
 
 
 class PushService:
@@ -316,6 +383,10 @@ class PushService:
     def routes(self) -> list[web.RouteDef]:
         """Return the routes for other node agents."""
         return self._handlers.routes()
+
+    def answer_at_once(self, data: bytes) -> bytes | None:
+        """Answer a push of another node agent, see `ReportHandlers`."""
+        return self._handlers.answer_at_once(data)
 
     def _link_by_name(self, name: str) -> RootLink | None:
         for link in self._links.values():

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from mp_agent.errors import ReportError
 from mp_agent.node.endpoint import Endpoint, open_listener
+from mp_agent.node.http.connections import AnswerAtOnce, GuardedListener
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.records.reports import KnownNode, NodeReport, Receipt
 from mp_agent.records.schema import RankIdentity
@@ -123,17 +124,22 @@ class StubRun:
 
 
 @asynccontextmanager
-async def serving(routes: Sequence[web.RouteDef], *, port: int = 0) -> AsyncIterator[Endpoint]:
+async def serving(
+    routes: Sequence[web.RouteDef], *, at_once: AnswerAtOnce | None = None, port: int = 0
+) -> AsyncIterator[Endpoint]:
     """Serve the routes while the block lasts."""
     app = web.Application()
     app.router.add_routes(routes)
     runner = web.AppRunner(app, shutdown_timeout=0.2)
     await runner.setup()
     listener = open_listener("127.0.0.1", port)
+    assert runner.server is not None
+    guarded = GuardedListener(runner.server, at_once=at_once)
     try:
-        await web.SockSite(runner, listener).start()
+        await guarded.start(listener)
         yield Endpoint("127.0.0.1", listener.getsockname()[1])
     finally:
+        guarded.close()
         await runner.cleanup()
 
 

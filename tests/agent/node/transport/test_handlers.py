@@ -19,8 +19,9 @@ from mp_agent.node.transport.client import (
     Reply,
     pack,
 )
+from mp_agent.node.transport.pace import RateLimit
 from mp_agent.node.transport.root_link import RootLink
-from mp_agent.node.transport.service import RateLimit, ReportHandlers
+from mp_agent.node.transport.service import ReportHandlers
 from mp_agent.records.reports import decode_receipt
 from mp_agent.ring.run_files import read_root_note
 from mp_agent.settings import Settings
@@ -28,6 +29,14 @@ from tests.agent.node.transport.stubs import StubRun, make_receipt, make_report,
 
 QUERY = {"run": "llama", "node": "1", "attempt": "77"}
 BODY = pack(make_report(1))
+
+
+@pytest.fixture(params=[True, False], ids=["at once", "through the HTTP library"], autouse=True)
+def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Return how pushes are answered; both ways say the same."""
+    if not request.param:
+        monkeypatch.setattr(ReportHandlers, "answer_at_once", lambda handlers, data: None)
+    return bool(request.param)
 
 
 @pytest.fixture
@@ -48,7 +57,8 @@ def visit(
     async def meet() -> tuple[Reply, RootLink]:
         client = PushClient()
         link = RootLink(run, settings or Settings(), client, {})
-        async with serving(ReportHandlers(named(link)).routes()) as endpoint:
+        handlers = ReportHandlers(named(link))
+        async with serving(handlers.routes(), at_once=handlers.answer_at_once) as endpoint:
             link.tick(0.0, endpoint)
             try:
                 return await act(client, endpoint.url), link
@@ -87,7 +97,8 @@ def test_a_token_opens_its_own_run_alone(tmp_path, run):
     async def meet() -> list[int]:
         client = PushClient()
         links = [RootLink(r, Settings(), client, {}) for r in (run, other)]
-        async with serving(ReportHandlers(named(*links)).routes()) as endpoint:
+        handlers = ReportHandlers(named(*links))
+        async with serving(handlers.routes(), at_once=handlers.answer_at_once) as endpoint:
             for link in links:
                 link.tick(0.0, endpoint)
             pairs = (("secret", "llama"), ("secret", "other"), ("others", "llama"))
@@ -197,6 +208,87 @@ def test_what_came_in_and_what_was_refused_is_counted(run):
     _, link = visit(run, act)
     assert link.view.requests_refused == 2
     assert link.view.received_bytes == len(BODY) + len(b"junk")
+
+
+class TestPushesAtOnce:
+    """What an agent sends is answered without the HTTP library; all else is left to it."""
+
+    HEAD = (
+        f"POST {ROWS_PATH}?run=llama&node=1&attempt=77 HTTP/1.1\r\nHost: root\r\n"
+        "Authorization: Bearer secret\r\n"
+    )
+    PUSH = f"{HEAD}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
+
+    @pytest.fixture
+    def handlers(self, run: StubRun) -> ReportHandlers:
+        link = RootLink(run, Settings(), PushClient(), {})
+        link.tick(0.0, None)
+        return ReportHandlers(named(link))
+
+    @pytest.fixture(autouse=True)
+    def skip_other_way(self, at_once: bool) -> None:
+        if not at_once:
+            pytest.skip("is about the other way")
+
+    def test_a_push_is_answered_once_it_is_here_as_a_whole(self, handlers, run):
+        parts = {end: handlers.answer_at_once(self.PUSH[:end]) for end in range(21, len(self.PUSH))}
+        assert set(parts.values()) == {b""}
+        answer = handlers.answer_at_once(self.PUSH)
+        assert answer is not None
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert f"Content-Length: {len(body)}".encode() in head
+        assert decode_receipt(body) == make_receipt(make_report(1))
+        assert run.received == [make_report(1)]
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"GET /metrics HTTP/1.1\r\n\r\n",
+            PUSH.replace(b"HTTP/1.1", b"HTTP/1.0"),
+            PUSH.replace(b"Bearer secret", b"Bearer wrong"),
+            PUSH.replace(b"run=llama", b"run=other"),
+            PUSH.replace(b"node=1", b"node=1&node=2"),
+            PUSH.replace(b"Host: root", b"Host: root\nTransfer-Encoding: chunked"),
+            PUSH.replace(b"Host: root", b"Transfer-Encoding: chunked"),
+            PUSH.replace(b"Host: root", b"Expect: 100-continue"),
+            PUSH.replace(b"Host: root", b"Connection: close"),
+            PUSH.replace(b"Host: root", b"Content-Length: 1"),
+            PUSH.replace(b"Host: root", b"Host: root\r\n folded"),
+            PUSH.replace(b"Content-Length: ", b"Content-Length: +"),
+            PUSH.replace(b"Content-Length: ", b"Content-Length: 1000000"),
+            PUSH.replace(b"Content-Length: ", b"Content-Length: " + 5000 * b"9"),
+            PUSH.replace(b"Content-Length: ", b"Content-Length : "),
+            HEAD.encode() + b"\r\n" + BODY,
+            PUSH + b"POST",
+            PUSH.replace(b"Host: root", b"Host: " + 9000 * b"r"),
+            HEAD.encode() + 9000 * b"r",
+        ],
+    )
+    def test_what_an_agent_does_not_send_is_left_to_the_library(self, handlers, run, data):
+        assert handlers.answer_at_once(data) is None
+        assert run.received == []
+
+    def test_requests_of_both_kinds_follow_each_other_on_a_connection(self, run):
+        other = f"{self.HEAD}X-Other: 1\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY
+
+        async def act(client: PushClient, url: str) -> Reply:
+            address = url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(*address)
+            for request in (self.PUSH, self.PUSH, other, self.PUSH):
+                for at in range(0, len(request), 100):
+                    writer.write(request[at : at + 100])
+                    await asyncio.sleep(0)
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+                length = int(head.lower().split(b"content-length:")[1].split()[0])
+                receipt = decode_receipt(await reader.readexactly(length))
+                assert receipt == make_receipt(make_report(1))
+            writer.close()
+            return Reply(200)
+
+        visit(run, act)
+        assert len(run.received) == 4
 
 
 class TestRetirement:
