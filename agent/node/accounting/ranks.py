@@ -429,4 +429,6 @@ def _quantile(ordered_WR: FloatArray, share: float) -> FloatArray:
     below = int(place)
     lower_R, upper_R = ordered_WR[below], ordered_WR[below + (place > below)]
     part, step_R = place - below, upper_R - lower_R
-    return upper_R - step_R * (1 - part) if part >= 0.5 else lower_R + step_R * part
+    quantile_R: FloatArray
+    quantile_R = upper_R - step_R * (1 - part) if part >= 0.5 else lower_R + step_R * part
+    return quantile_R

@@ -165,6 +165,11 @@ class ClusterMember:
         """Longest time between pushes for which the root can keep the steps open."""
         return inf if self._root is None else self._root.longest_pace_seconds
 
+    @property
+    def slower_seconds(self) -> float:
+        """By how much longer than usual rows of other nodes may take, since pushes are slow."""
+        return self._pace_seconds - self._settings.push_interval_seconds
+
     def follow_pace(self, pace_seconds: float) -> None:
         """At the root, wait for rows of nodes that push this often."""
         self._pace_seconds = pace_seconds

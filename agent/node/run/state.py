@@ -274,8 +274,7 @@ class RunState:
         None before the first update.
         """
         found = self.standstill.seconds(now_seconds)
-        slower_seconds = self._pace_seconds - self._settings.push_interval_seconds
-        return None if found is None else max(found - slower_seconds, 0.0)
+        return None if found is None else max(found - self.member.slower_seconds, 0.0)
 
     def count_dropped_series(self, series: int) -> None:
         """Count series that `max_series` left out of an export."""

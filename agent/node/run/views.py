@@ -134,6 +134,7 @@ def run_view(
 ) -> RunView:
     """Return the state of the run after its last closed step."""
     progress = account.progress
+    usual_seconds, awaited_seconds = progress.pace.usual_seconds, member.slower_seconds
     run = RunView(
         identity=member.attempt.identity,
         facts={name: fact for name, fact in run_facts(member).items() if name not in _INTERNAL},
@@ -144,7 +145,7 @@ def run_view(
         conditions=conditions.active,
         conditions_fired=conditions.fired,
         laggards=laggards(member.statuses)
-        if stalled(progress.last, progress.pace.usual_seconds, time_unix_seconds)
+        if stalled(progress.last, usual_seconds, time_unix_seconds - awaited_seconds)
         else (),
     )
     return account.view(run, time_unix_seconds)

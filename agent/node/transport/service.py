@@ -327,6 +327,7 @@ class PushService:
         self._links: dict[Path, RootLink] = {}
         self._pace = PushPace(settings.push_interval_seconds, settings.root_core_share)
         self._handlers = ReportHandlers(self._link_by_name, self._pace)
+        self.answer_at_once = self._handlers.answer_at_once
         self.own_seconds = 0.0
         """Processor time that this agent has spent on anything but requests."""
 
@@ -383,10 +384,6 @@ class PushService:
     def routes(self) -> list[web.RouteDef]:
         """Return the routes for other node agents."""
         return self._handlers.routes()
-
-    def answer_at_once(self, data: bytes) -> bytes | None:
-        """Answer a push of another node agent, see `ReportHandlers`."""
-        return self._handlers.answer_at_once(data)
 
     def _link_by_name(self, name: str) -> RootLink | None:
         for link in self._links.values():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from mp_agent.node.accounting.ranks import STANDING_SECONDS
 from mp_agent.node.transport.pace import LONGEST_SECONDS
 from mp_agent.node.transport.service import PushService
 from mp_agent.settings import Settings
@@ -60,6 +61,25 @@ def test_a_pace_that_the_root_chose_is_no_standstill(nodes: Nodes):
     nodes.root.run.follow_pace(LONGEST_SECONDS)
     assert standing_seconds(120.0) == 0.0
     assert standing_seconds(200.0) == 100.0 - (LONGEST_SECONDS - USUAL_SECONDS)
+
+
+def test_no_rank_lags_for_a_pace_that_the_root_chose(nodes: Nodes):
+    for node in (nodes.root, nodes.other):
+        node.steps(1)
+    nodes.root.steps(1)
+    nodes.push(100.0)
+
+    def laggards(age_seconds: float) -> list[int]:
+        view = nodes.root.run.export(100.0, 0.0).view
+        assert view is not None and view.latest.step is not None
+        now_unix_seconds = view.latest.step.time_unix_seconds + age_seconds
+        view = nodes.root.run.export(100.0, now_unix_seconds).view
+        return [] if view is None else [laggard.rank for laggard in view.laggards]
+
+    assert laggards(STANDING_SECONDS) == [2, 3]
+    nodes.root.run.follow_pace(LONGEST_SECONDS)
+    assert laggards(STANDING_SECONDS) == []
+    assert laggards(STANDING_SECONDS + LONGEST_SECONDS) == [2, 3]
 
 
 def test_fast_steps_bound_the_pace_so_that_none_closes_for_lack_of_room(nodes: Nodes):
