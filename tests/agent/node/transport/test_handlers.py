@@ -31,19 +31,18 @@ QUERY = {"run": "llama", "node": "1", "attempt": "77"}
 BODY = pack(make_report(1))
 
 
-@pytest.fixture(params=[True, False], ids=["at once", "through the HTTP library"], autouse=True)
-def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Return how pushes are answered; both ways say the same."""
-    if not request.param:
-        monkeypatch.setattr(ReportHandlers, "answer_at_once", lambda handlers, data: None)
-    return bool(request.param)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> StubRun:
+def make_run(tmp_path: Path) -> StubRun:
     run = StubRun(tmp_path / "run", root=True)
     run.note(url="http://127.0.0.1:1")
     return run
+
+
+@pytest.fixture(params=[True, False], ids=["at once", "through the HTTP library"])
+def run(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StubRun:
+    """Return a root; whether its pushes are answered at once or not, they are answered alike."""
+    if not request.param:
+        monkeypatch.setattr(ReportHandlers, "answer_at_once", lambda handlers, data: None)
+    return make_run(tmp_path)
 
 
 def visit(
@@ -220,15 +219,14 @@ class TestPushesAtOnce:
     PUSH = f"{HEAD}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
 
     @pytest.fixture
+    def run(self, tmp_path: Path) -> StubRun:
+        return make_run(tmp_path)
+
+    @pytest.fixture
     def handlers(self, run: StubRun) -> ReportHandlers:
         link = RootLink(run, Settings(), PushClient(), {})
         link.tick(0.0, None)
         return ReportHandlers(named(link))
-
-    @pytest.fixture(autouse=True)
-    def skip_other_way(self, at_once: bool) -> None:
-        if not at_once:
-            pytest.skip("is about the other way")
 
     def test_a_push_is_answered_once_it_is_here_as_a_whole(self, handlers, run):
         parts = {end: handlers.answer_at_once(self.PUSH[:end]) for end in range(21, len(self.PUSH))}
