@@ -338,15 +338,17 @@ LOSS_INPUT_MISMATCH = loop_mistake(
 TARGETS_BROADCAST = loop_mistake(
     "targets broadcast",
     name="MpAgentTargetsBroadcast",
-    summary="Each output is compared with all targets: (B, 1) against (B).",
-    meaning="Broadcasting makes B x B differences of B outputs and B targets. The loss is "
-    "smallest where every output is the mean of all targets, which is what the model learns.",
+    summary="Each output meets all targets, or weights, of the batch: (B, 1) against (B).",
+    meaning="Broadcasting makes B x B numbers of B outputs and B targets. Of differences the loss "
+    "is smallest where every output is the mean of all targets, which is what the model learns; "
+    "of products, as of losses and weights, each weight has the same effect on all of them.",
     confirm="Print output.shape and target.shape right before the loss. torch warns of it on the "
     "first call of mse_loss, and of nothing where the difference is written by hand.",
     remedies=("Give both the same shape: output.squeeze(-1), or target.unsqueeze(-1).",),
     why="A shape (B, 1) is broadcast against (B) along both dimensions.",
-    description="On {value|count} consecutive steps, run {run} compared outputs and targets of "
-    "which one has the shape (B, 1) and the other (B): broadcasting makes (B, B) of both.",
+    description="On {value|count} consecutive steps, run {run} subtracted, multiplied or divided "
+    "outputs and other tensors, one with a dimension of 1 that the other lacks, as (B, 1) and (B): "
+    "broadcasting makes (B, B) of both.",
     quiet="a few steps with such a loss",
     harm="No state is damaged, but the model learns a constant. Fix the loss, and start again, "
     "within the hour.",

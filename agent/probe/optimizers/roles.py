@@ -142,13 +142,22 @@ class WatchedOptimizer:
             return None
         if self._plan is None or not self._plan.fits(optimizer):
             self._plan = self._make_plan(optimizer, self)
-            groups = optimizer.param_groups
-            self.betas_swapped = any(_are_swapped(group.get("betas")) for group in groups)
+            self.betas_swapped = _has_swapped_betas(optimizer)
         return self._plan
+
+    def still_has_swapped_betas(self) -> bool:
+        """Return whether betas that were in the wrong order when the plan was made still are."""
+        optimizer = self._optimizer()
+        self.betas_swapped = optimizer is not None and _has_swapped_betas(optimizer)
+        return self.betas_swapped
 
     def _forget(self, gone: "weakref.ref[Optimizer]") -> None:
         if gone is self._optimizer:
             self._plan = None
+
+
+def _has_swapped_betas(optimizer: Optimizer) -> bool:
+    return any(_are_swapped(group.get("betas")) for group in optimizer.param_groups)
 
 
 def _are_swapped(betas: object) -> bool:

@@ -269,8 +269,8 @@ COMMON_STEP_COLUMNS = (
     Column(
         TARGETS_BROADCAST,
         Algebra.MAX,
-        "1 if, at the last look at the graph of the loss, outputs [B, 1] and targets [B], or "
-        "the reverse, were broadcast to [B, B]; absent if not",
+        "1 if, at the last look at the graph of the loss, outputs [B, 1] and targets or weights "
+        "[B], or the reverse, were broadcast to [B, B], or maps likewise; absent if not",
     ),
     Column(
         LOSS_IN_16_BITS,

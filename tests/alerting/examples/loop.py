@@ -121,8 +121,9 @@ _MISMATCH = _lasting(
 _BROADCAST = _lasting(
     "outputs with a dimension that their targets lack",
     "targets broadcast",
-    "On 91 consecutive steps, run demo compared outputs and targets of which one has the shape "
-    "(B, 1) and the other (B): broadcasting makes (B, B) of both.",
+    "On 91 consecutive steps, run demo subtracted, multiplied or divided outputs and other "
+    "tensors, one with a dimension of 1 that the other lacks, as (B, 1) and (B): broadcasting "
+    "makes (B, B) of both.",
 )
 _EPOCH = _lasting(
     "a loop over epochs without set_epoch",

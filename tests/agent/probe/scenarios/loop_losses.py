@@ -326,6 +326,18 @@ def betas_in_the_other_order() -> None:
 
 
 @healthy
+def betas_that_are_soon_corrected() -> None:
+    model = classifier()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.999, 0.9))
+    for step in range(STEPS):
+        if step == 8:
+            optimizer.param_groups[0]["betas"] = (0.9, 0.999)
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+@healthy
 def averages_of_all_batches() -> None:
     average(None, (0.95, 0.95))
 
