@@ -11,6 +11,8 @@ from socket import socket
 from typing import cast
 
 HANDSHAKE_SECONDS = 10.0
+_PARTS_AT_MOST = 64
+"""Reads in which a request that is answered at once arrives: each part has all of it read again."""
 
 
 AnswerAtOnce = Callable[[bytes], bytes | None]
@@ -35,6 +37,7 @@ class Connection(asyncio.Protocol):
         self._at_once = at_once
         self._arrived = b""
         """Of a request that may be answered at once."""
+        self._parts = 0
         self._protocol = protocol
         self._open = open_connections
         self._open.add(self)
@@ -85,9 +88,10 @@ class Connection(asyncio.Protocol):
         self.last_active_seconds = time.monotonic()
         if self._at_once is not None:
             data = self._arrived + data
-            answer = self._at_once(data)
+            self._parts += 1
+            answer = self._at_once(data) if self._parts <= _PARTS_AT_MOST else None
             if answer is not None:
-                self._arrived = b"" if answer else data
+                self._arrived, self._parts = (b"", 0) if answer else (data, self._parts)
                 assert self._transport is not None
                 self._transport.write(answer)
                 return

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from pydantic import SecretStr
 
+from mp_agent.node.http.connections import Connection
 from mp_agent.node.transport import client, service
 from mp_agent.node.transport.client import (
     MOVE_PATH,
@@ -287,6 +288,31 @@ class TestPushesAtOnce:
 
         visit(run, act)
         assert len(run.received) == 4
+
+    def test_a_push_in_many_parts_is_left_to_the_library_which_reads_each_once(self, run):
+        looks: list[int] = []
+
+        class Library(asyncio.Protocol):
+            received = b""
+
+            def data_received(self, data: bytes) -> None:
+                self.received += data
+
+        def incomplete(data: bytes) -> bytes:
+            looks.append(len(data))
+            return b""
+
+        class Unwritten(asyncio.Transport):
+            def write(self, data: bytes) -> None:
+                assert data == b""
+
+        library, request = Library(), self.PUSH + 500 * b"x"
+        connection = Connection(library, set(), lambda: None, at_once=incomplete)
+        connection.connection_made(Unwritten())
+        for at in range(len(request)):
+            connection.data_received(request[at : at + 1])
+        assert len(looks) <= 64
+        assert library.received == request
 
 
 class TestRetirement:
