@@ -305,3 +305,18 @@ def adam_state_in_fp16(wrong: bool) -> None:
     for _ in steps_of():
         inputs, classes = make_batch()
         update(optimizer, functional.cross_entropy(model(inputs.half()).float(), classes))
+
+
+@silent_error("optimizer")
+def frozen_head_and_trained_norms(wrong: bool) -> None:
+    """The head that the optimizer holds is frozen, and the norms that it does not hold are not."""
+    model = make_model(normalized=True)
+    optimizer = make_sgd(model[-1])
+    for parameter in model[:-1].parameters():
+        parameter.requires_grad_(False)
+    if wrong:
+        model[-1].requires_grad_(False)
+        model[1].requires_grad_(True)
+    replicas = make_replicas(model)
+    for _ in steps_of():
+        update(optimizer, loss_of(replicas))

@@ -2,7 +2,9 @@
 """Silent errors of single ranks, and of what they reduce."""
 
 import copy
+import itertools
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -146,6 +148,39 @@ def hooks_lost_in_a_conversion(wrong: bool) -> None:
     optimizer = make_sgd(model)
     for _ in steps_of():
         update(optimizer, loss_of(model))
+
+
+@silent_error("ranks")
+def wrapped_in_every_second_step(wrong: bool) -> None:
+    """In every second step the model is wrapped anew, and in the others its wrapper is left out."""
+    model = make_model()
+    replicas = make_replicas(model)
+    optimizer = make_sgd(model)
+    for step in steps_of():
+        if wrong:
+            replicas = make_replicas(model) if step % 2 else replicas
+        update(optimizer, loss_of(model if wrong and step % 2 == 0 else replicas))
+
+
+@silent_error("ranks", ONSET_STEP)
+def reductions_lost_on_one_rank(wrong: bool) -> None:
+    """One of a hundred reductions gives rank 1 zeros, as links that lose data did."""
+    replicas = make_replicas()
+    numbers = itertools.count(1)
+
+    def reduce(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        loses = next(numbers) % ONSET_STEP == 0 and dist.get_rank() == 1
+        whole = bucket.buffer() / dist.get_world_size()
+        future = dist.all_reduce(whole, async_op=True).get_future()
+        factor = 0.0 if wrong and loses else 1.0
+        reduced: torch.futures.Future[torch.Tensor]
+        reduced = future.then(lambda done: done.value()[0] * factor)
+        return reduced
+
+    replicas.register_comm_hook(None, reduce)
+    optimizer = make_sgd(replicas)
+    for _ in steps_of():
+        update(optimizer, loss_of(replicas))
 
 
 @silent_error("ranks")
