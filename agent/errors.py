@@ -1,4 +1,4 @@
-"""What mp_agent raises, and only before training starts or in its own processes.
+"""What mp_agent raises, and only before training starts or in its own processes; `FailureLog`.
 
 MpAgentError
 ├── SettingError      a setting's value cannot be used (also a ValueError)
@@ -16,7 +16,13 @@ MpAgentError
 └── CatalogError      a metric or condition record contradicts itself (also a ValueError)
 """
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+log = logging.getLogger("mp_agent.node")
+
+T = TypeVar("T")
 
 
 class MpAgentError(Exception):
@@ -73,6 +79,27 @@ class TorchError(MpAgentError):
 
 class CatalogError(MpAgentError, ValueError):
     """A record of a catalog contradicts itself; the message names the record."""
+
+
+class FailureLog:
+    """Logs each kind of failure of a node agent once."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, str]] = set()
+
+    def note(self, message: str, subject: object, *, kind: str = "") -> None:
+        """Log the current exception; `message` and `kind` identify its kind."""
+        if (message, kind) not in self._known:
+            self._known.add((message, kind))
+            log.exception(message, subject)
+
+    def contain(self, make: Callable[[], T], message: str, subject: object) -> T | None:
+        """Return what `make` returns; None, which is logged, where it raises."""
+        try:
+            return make()
+        except Exception:
+            self.note(message, subject)
+            return None
 
 
 def unknown_name(name: str, known: Iterable[str]) -> str:

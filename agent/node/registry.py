@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from mp_agent.errors import RingError
+from mp_agent.errors import FailureLog, RingError
 from mp_agent.node.conditions.messages import Listener
 from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.flight.service import FlightService
@@ -58,7 +58,9 @@ class RunSupervisor:
         self._final_seen = False
         self._final_seen_by: set[str] = set()
         self._published: locations.AgentStatus | None = None
-        self._failures: set[str] = set()
+        self._failures = FailureLog()
+        self._unwritten: set[str] = set()
+        """Why the status file could not be written."""
 
     @property
     def ended(self) -> bool:
@@ -74,9 +76,7 @@ class RunSupervisor:
                 self.commit(now_seconds)
         except Exception as error:
             kind = type(error).__name__
-            if kind not in self._failures:
-                self._failures.add(kind)
-                log.exception("run %s: polling the rings failed", self.run.name)
+            self._failures.note("run %s: polling the rings failed", self.run.name, kind=kind)
 
     def commit(self, now_seconds: float) -> None:
         """Write the account to the ledger."""
@@ -144,8 +144,8 @@ class RunSupervisor:
         try:
             locations.write_status(self.run.run_dir, status)
         except OSError as error:
-            if str(error) not in self._failures:
-                self._failures.add(str(error))
+            if str(error) not in self._unwritten:
+                self._unwritten.add(str(error))
                 log.warning("status of run %s cannot be written: %s", self.run.name, error)
             return
         self._published = status

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from math import ceil, floor, fsum, sqrt
+from math import ceil, floor, fsum, hypot, sqrt
 from typing import NamedTuple
 
 _FORGOTTEN_AT_ONCE = 64
@@ -330,13 +330,13 @@ def _mean(window: Window) -> float:
 
 def _mean_of(values: list[float]) -> float:
     """Return the mean; exactly the value where all are equal."""
-    return values[0] + fsum(value - values[0] for value in values) / len(values)
+    return values[0] + fsum((value - values[0]) / len(values) for value in values)
 
 
 def _deviation(window: Window) -> float:
     values = window.values()
     mean = _mean_of(values)
-    return sqrt(fsum((value - mean) ** 2 for value in values) / len(values))
+    return hypot(*(value - mean for value in values)) / sqrt(len(values))
 
 
 def _changes(window: Window) -> float:

@@ -152,7 +152,7 @@ def hooks_lost_in_a_conversion(wrong: bool) -> None:
 
 @silent_error("ranks")
 def wrapped_in_every_second_step(wrong: bool) -> None:
-    """In every second step the model is wrapped anew, and in the others its wrapper is left out."""
+    """In every second step the model gets a new wrapper; in the others none is used."""
     model = make_model()
     replicas = make_replicas(model)
     optimizer = make_sgd(model)

@@ -30,8 +30,8 @@ RECORDS_DROPPED = agent_counter(
     "mp_agent.records.dropped",
     "{record}",
     help="Records of steps, and of their layers, that were lost: overwritten before they were "
-    "read, impossible to write, not brought by the device, or not received from another node "
-    "before the run was over.",
+    "read, impossible to write, to read or to merge, not brought by the device, or not received "
+    "from another node before the run was over.",
     read=lambda agent: float(agent.records_dropped),
 )
 SERIES_DROPPED = agent_counter(

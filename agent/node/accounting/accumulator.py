@@ -1,6 +1,5 @@
 """Applies each merged step to the run's trackers, and to its step-exact counters."""
 
-import logging
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,6 +8,7 @@ from typing import Any
 
 from mp_agent.catalog.metric import HistogramValue, Kind, Metric, Reading, Scope
 from mp_agent.catalog.metrics import METRICS
+from mp_agent.errors import FailureLog
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
 from mp_agent.node.merge.run_layers import MergedLayers
@@ -17,8 +17,6 @@ from mp_agent.records.columns import ANOTHER_MODEL
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.tensor_collections import TensorCollection
 from mp_agent.records.views import LayerView, RunView
-
-log = logging.getLogger("mp_agent.node")
 
 Labels = tuple[str, ...]
 """Label values after `run`: those of the scope, then the metric's own."""
@@ -55,7 +53,7 @@ class CounterStore:
         }
         self._later: dict[str, list[Labels]] = {}
         """Labels that were not known beforehand, of the metrics that were asked for."""
-        self._failed: set[str] = set()
+        self._failures = FailureLog()
         self._risen: set[tuple[str, Labels]] = set()
         self._evidence_steps: dict[tuple[str, Labels], int] = {}
 
@@ -72,9 +70,7 @@ class CounterStore:
             try:
                 reading = count(change)
             except Exception:
-                if metric.name not in self._failed:
-                    self._failed.add(metric.name)
-                    log.exception("%s cannot be counted", metric.name)
+                self._failures.note("%s cannot be counted", metric.name, kind=metric.name)
                 continue
             if reading is None or reading == adds_nothing:
                 continue
@@ -199,8 +195,11 @@ class Accumulator:
         self.thresholds = thresholds
         self._baseline = baseline
         self._window_seconds = window_seconds
+        self._failures = FailureLog()
         self._follow(progress)
         self.counters = counters
+        self.lost = 0
+        """Records of the attempt, or layers of one, that a tracker could not add."""
         self.layers: dict[str, dict[str, LayerView]] = {}
         """Latest views of layers by family: each with norms that count, with a later one that does
         not; the latest view of a layer of which none counts."""
@@ -210,8 +209,11 @@ class Accumulator:
         if step.flag(ANOTHER_MODEL):
             self._follow(self.progress.next_model())
         previous, context = self.progress.last, self._context
-        for observe in self._observe:
-            observe(step, context)
+        for tracker in self._observe:
+            try:
+                tracker.observe(step, context)
+            except Exception:
+                self._restart(tracker)
         change = self.progress.transition(step, previous, self.thresholds)
         self.counters.count(Scope.RUN, (), change)
 
@@ -257,12 +259,15 @@ class Accumulator:
             collections=collections,
         )
         for tracker in self._trackers:
-            tracker.observe_layers(sample, self._context)
+            try:
+                tracker.observe_layers(sample, self._context)
+            except Exception:
+                self._restart(tracker)
 
     def begin_attempt(self) -> None:
         """Drop the state of the attempt that ended; counters continue."""
         self._follow(self.progress.next_attempt())
-        self.layers = {}
+        self.layers, self.lost = {}, 0
 
     def view(self, run: RunView, time_unix_seconds: float) -> RunView:
         """Return the run with what the trackers know of it after the last step."""
@@ -272,12 +277,19 @@ class Accumulator:
         """Return where the run differs from its baseline; None without one. facts: of the run."""
         return self.progress.baseline.view(self._context, facts)
 
+    def _restart(self, tracker: Tracker) -> None:
+        """Let a tracker begin again that has failed on a record, which is counted as lost."""
+        name = type(tracker).__name__
+        self._failures.note("%s begins again after a step that it cannot add", name, kind=name)
+        self.lost += 1
+        self._follow(self.progress.with_restarted(tracker))
+
     def _follow(self, progress: Progress) -> None:
         self.progress = progress
         self._trackers = tuple(progress.trackers)
         # Calling for each step what trackers leave out would take a while.
         self._observe = tuple(
-            one.observe for one in self._trackers if type(one).observe is not Tracker.observe
+            one for one in self._trackers if type(one).observe is not Tracker.observe
         )
         self._context = AccountContext(
             self.thresholds, self._window_seconds, progress, self._baseline

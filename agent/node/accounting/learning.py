@@ -50,9 +50,9 @@ ALL_RATES_ZERO = "all learning rates 0"
 CONSTANT_LOSS = "constant loss"
 CONSTANT_NORM = "constant loss and gradient norm"
 LOSS_VANISHED = "loss 0"
-_UNCERTAIN = frozenset((ZERO_RATE, NO_GRADIENTS))
-"""Reasons that a loss which falls all the same disproves: a rate of the first parameter group, and
-gradients that hooks do not see."""
+_UNCERTAIN = frozenset((ZERO_RATE, NO_GRADIENTS, ZERO_GRADIENTS))
+"""Reasons that a loss which falls all the same disproves: a rate of the first parameter group,
+gradients that hooks do not see, and norms of 0 in a log whose writer did not see them."""
 _LATEST_LOSSES = 16
 """Losses whose median is where the best level, which is over more, falls to by itself."""
 _FALL_DEVIATIONS = 2.0
@@ -199,7 +199,8 @@ class LearningTracker(ModelTracker):
             self.doubted_level = min([best, *([median(latest)] if latest else ())])
         else:
             fallen = self.doubted_level - best
-            self.learns |= fallen > _FALL_DEVIATIONS * reference.deviation
+            # A loss of exactly 0 is not learned: trainers log it in place of NaN.
+            self.learns |= best != 0.0 and fallen > _FALL_DEVIATIONS * reference.deviation
 
     def _fold_nonfinite(self, step: MergedStep, thresholds: Mapping[str, float]) -> None:
         scale = step.loss_scale

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise, takewhile
 from math import sqrt
-from statistics import fmean
 from typing import Annotated
 
 from pydantic import Field
@@ -19,6 +18,7 @@ from mp_agent.node.accounting.windows import (
     breadth_of_sorted,
     deviation,
     deviation_of_sorted,
+    mean,
     median,
     median_of_sorted,
     scatter_around_trend,
@@ -319,7 +319,7 @@ class LossTracker(ModelTracker):
         if len(self.window) < WINDOW_STEPS:
             return None
         before, recent = self.window[: WINDOW_STEPS // 2], self.window[WINDOW_STEPS // 2 :]
-        fall, scatter = fmean(before) - fmean(recent), standard_deviation(recent)
+        fall, scatter = mean(before) - mean(recent), standard_deviation(recent)
         return min(max(fall / scatter, -LARGEST), LARGEST) if scatter > 0.0 else None
 
     def _has_usual_ranks(self, ranks: int) -> bool:

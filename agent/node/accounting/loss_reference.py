@@ -116,7 +116,9 @@ class Doubling:
             self.climb_steps += 1
             # The median of an even number of losses takes a jump in two steps.
             self.leapt |= step > _LEAP_SHARE / 2 * way
-        self.grown_steps = self.grown_steps + 1 if rise > way else 0
+        # Once there it stays for as long as it scatters about the multiple.
+        stays = rise > (_HELD_SHARE * way if self.grown_steps else way)
+        self.grown_steps = self.grown_steps + 1 if stays else 0
 
 
 @dataclass(slots=True, kw_only=True)

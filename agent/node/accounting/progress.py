@@ -172,6 +172,11 @@ class Progress:
             **{one.name: getattr(self, one.name).next_attempt() for one in fields(self)}
         )
 
+    def with_restarted(self, tracker: Tracker) -> "Progress":
+        """Return the state in which one of the trackers begins again."""
+        name = next(one.name for one in fields(self) if getattr(self, one.name) is tracker)
+        return replace(self, **{name: tracker.next_attempt()})  # type: ignore[arg-type]
+
     def next_model(self) -> "Progress":
         """Return the state with which the run goes on where it begins to train another model."""
         return type(self)(

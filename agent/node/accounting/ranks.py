@@ -377,7 +377,8 @@ def _outliers(ranks: _Ranks, window_WR: FloatArray, scatters_R: FloatArray) -> O
     center = float(np.median(window_WR))
     own, usual = float(scatters_R[place]), float(np.median(np.delete(scatters_R, place)))
     low, high = sorted((own, usual))
-    tokens = (high / low) ** 2 if high > _NOISIER * low > 0.0 else 1.0
+    ratio = high / low if high > _NOISIER * low > 0.0 else 1.0
+    tokens = ratio * ratio
     bound = max(center + _FAR * tokens * (others - center), _UNLIKE * center)
     count = int((own_W > bound).sum())
     if center <= 0.0 or not _OUTLIERS <= count <= len(own_W) // 2:

@@ -61,14 +61,19 @@ def breadth_of_sorted(ordered: Sequence[float], center: float) -> float:
     return max(deviation_of_sorted(ordered, center), min(between, LARGEST))
 
 
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of finite values, whose sum may lie beyond float64."""
+    return fsum(value / len(values) for value in values)
+
+
 def standard_deviation(values: Sequence[float]) -> float:
     """Return that of the values as a whole, which are finite, to rounding; Inf beyond float64."""
     largest = max(map(abs, values))
     if largest == 0.0:
         return 0.0
     scaled = [value / largest for value in values]
-    mean = fsum(scaled) / len(scaled)
-    return largest * (hypot(*(each - mean for each in scaled)) / sqrt(len(scaled)))
+    center = fsum(scaled) / len(scaled)
+    return largest * (hypot(*(each - center for each in scaled)) / sqrt(len(scaled)))
 
 
 def scatter_around_trend(values: Sequence[float], count: int) -> float:

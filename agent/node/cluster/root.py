@@ -2,10 +2,12 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 from msgspec.structs import replace
 
+from mp_agent.errors import FailureLog
 from mp_agent.node.cluster.nodes import Node, NodeRegistry
 from mp_agent.node.cluster.reports import STEPS_KEPT
 from mp_agent.node.collect.attempt import Assembler
@@ -35,6 +37,8 @@ _OPEN_STEPS_MIN = 64
 _OPEN_STEPS_SPARE = 3
 """Of the steps that may be open, a push interval takes at most one in so many."""
 _TEMPO_SECONDS = 10.0
+_SLOWER = 1.05
+"""Factor, per `_TEMPO_SECONDS`, by which steps are taken for slower again after faster ones."""
 _REDUCTION = -2
 """Placeholder for what the ranks themselves reduce, where a step is awaited."""
 
@@ -80,7 +84,8 @@ class RootMerger:
         """
         self.assumed = AssumedShares(assumed)
         self.late = 0
-        """Rows of ranks that arrived after their step was closed."""
+        """Rows of ranks that arrived after their step was closed, or that could not be merged."""
+        self._failures = FailureLog()
         self.settled = (closed_sequence, closed_layers_sequence)
         """Steps and tables up to these are in the ledger."""
         self.nodes = NodeRegistry(world_size, silence_seconds=deadline_seconds)
@@ -109,7 +114,7 @@ class RootMerger:
         self._tempo: tuple[float, int] | None = None
         """When the root's own ranks had made which step, some time ago."""
         self._step_seconds = inf
-        """Of the fastest steps so far."""
+        """Of the fastest steps lately."""
 
     @property
     def longest_pace_seconds(self) -> float:
@@ -179,19 +184,19 @@ class RootMerger:
             now_seconds,
             ignore_deadline=ignore_deadline,
         ):
-            yield self._merge_step(sequence, nodes)
+            yield from self._step(sequence, nodes)
         closed = self.steps.closed_sequence
-        for sequence, _ in self.tables.close_ready(
+        for sequence, nodes in self.tables.close_ready(
             awaited, now_seconds, up_to=closed, ignore_deadline=ignore_deadline
         ):
-            yield self._merge_table(sequence)
+            yield from self._table(sequence, nodes)
 
     def close_all(self) -> Iterator[MergedStep | MergedTable]:
         """Yield everything that is still open: no more rows will arrive."""
         for sequence, nodes in self.steps.close_all():
-            yield self._merge_step(sequence, nodes)
-        for sequence, _ in self.tables.close_all():
-            yield self._merge_table(sequence)
+            yield from self._step(sequence, nodes)
+        for sequence, nodes in self.tables.close_all():
+            yield from self._table(sequence, nodes)
 
     def end(self, now_seconds: float) -> EndReason:
         """Return how the attempt ended; RUNNING while a rank of any node runs, or rows are to come.
@@ -208,10 +213,12 @@ class RootMerger:
         return reason if waited_seconds >= self._grace_seconds else EndReason.RUNNING
 
     def _note_tempo(self, position: int, now_seconds: float) -> None:
-        since = self._tempo = self._tempo or (now_seconds, position)
-        elapsed_seconds, made = now_seconds - since[0], position - since[1]
+        if self._tempo is None or now_seconds == self._tempo[0]:
+            # What was made before the root began comes in several reports.
+            self._tempo = (now_seconds, position)
+        elapsed_seconds, made = now_seconds - self._tempo[0], position - self._tempo[1]
         if made > 0 and elapsed_seconds >= _TEMPO_SECONDS:
-            self._step_seconds = min(elapsed_seconds / made, self._step_seconds)
+            self._step_seconds = min(elapsed_seconds / made, _SLOWER * self._step_seconds)
             self._tempo = (now_seconds, position)
 
     def _awaits_unreported(self, now_seconds: float) -> bool:
@@ -308,6 +315,28 @@ class RootMerger:
             settled=self.settled[0],
             layers_settled=self.settled[1],
         )
+
+    def _step(self, sequence: int, nodes: Collection[int]) -> Iterator[MergedStep]:
+        """Yield the step of all nodes; rows that cannot be merged are lost, and counted."""
+        merge = partial(self._merge_step, sequence, nodes)
+        merged = self._failures.contain(merge, "step %d cannot be merged", sequence)
+        if merged is None:
+            self._count_lost(nodes)
+        else:
+            yield merged
+
+    def _table(self, sequence: int, nodes: Collection[int]) -> Iterator[MergedTable]:
+        """Yield the layers of all nodes, as `_step`."""
+        merge = partial(self._merge_table, sequence)
+        merged = self._failures.contain(merge, "layers of step %d cannot be merged", sequence)
+        if merged is None:
+            self._count_lost(nodes)
+        else:
+            yield merged
+
+    def _count_lost(self, nodes: Collection[int]) -> None:
+        found = map(self.nodes.get, nodes)
+        self.late += sum(len(node.report.statuses) for node in found if node is not None)
 
     def _merge_step(self, sequence: int, nodes: Collection[int]) -> MergedStep:
         entry = self._open.pop(sequence)

@@ -2,8 +2,10 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
+from mp_agent.errors import FailureLog
 from mp_agent.inputs.files import as_utf8
 from mp_agent.node.collect.rank_source import RankSource, RingBatch, run_end
 from mp_agent.node.merge.node_layers import RankLayers, reduce_layers
@@ -172,6 +174,7 @@ class LocalAttempt:
         self.layer_tables = LayerTableCache()
         """The last layer tables, for flight records."""
         self._dropped = 0
+        self._failures = FailureLog()
         self._schemas: dict[int, Schema] = {}
 
     @property
@@ -207,7 +210,7 @@ class LocalAttempt:
 
     @property
     def lost_here(self) -> int:
-        """Records that never entered a row: overwritten, misfit, or later than the deadline."""
+        """Records that never entered a row: overwritten, misfit, not to be reduced, or too late."""
         return self._dropped + self.steps.late
 
     @property
@@ -244,20 +247,20 @@ class LocalAttempt:
     def poll(self, now_seconds: float) -> Iterator[LocalStep | NodeLayers]:
         """Read all rings and yield the steps that are complete; each before its layers."""
         self._read(now_seconds)
-        for _, steps in self.steps.close_ready(self._awaited_ranks(), now_seconds):
-            yield self._reduce_step(steps)
+        for sequence, steps in self.steps.close_ready(self._awaited_ranks(), now_seconds):
+            yield from self._step(sequence, steps)
         ready = self.tables.close_ready(
             self._awaited_ranks(), now_seconds, up_to=self.steps.closed_sequence
         )
         for sequence, tables in ready:
-            yield reduce_layers(sequence, list(tables.values()), self.schema_index)
+            yield from self._layers(sequence, tables)
 
     def close_all(self) -> Iterator[LocalStep | NodeLayers]:
         """Yield everything that is still open: no more rows will arrive."""
-        for _, steps in self.steps.close_all():
-            yield self._reduce_step(steps)
+        for sequence, steps in self.steps.close_all():
+            yield from self._step(sequence, steps)
         for sequence, tables in self.tables.close_all():
-            yield reduce_layers(sequence, list(tables.values()), self.schema_index)
+            yield from self._layers(sequence, tables)
 
     def close(self) -> None:
         """Close all rings."""
@@ -297,6 +300,24 @@ class LocalAttempt:
         first = identity.rank - identity.local_rank
         end = min(first + identity.local_world_size, identity.world_size)
         return set(range(first, end)) - set(self.sources)
+
+    def _step(self, sequence: int, steps: Mapping[int, RankStep]) -> Iterator[LocalStep]:
+        """Yield the step of all ranks; records that cannot be reduced are lost, and counted."""
+        reduce = partial(self._reduce_step, steps)
+        found = self._failures.contain(reduce, "step %d cannot be reduced", sequence)
+        if found is None:
+            self._dropped += len(steps)
+        else:
+            yield found
+
+    def _layers(self, sequence: int, tables: Mapping[int, RankLayers]) -> Iterator[NodeLayers]:
+        """Yield the layers of all ranks, as `_step`."""
+        reduce = partial(reduce_layers, sequence, list(tables.values()), self.schema_index)
+        found = self._failures.contain(reduce, "layers of step %d cannot be reduced", sequence)
+        if found is None:
+            self._dropped += len(tables)
+        else:
+            yield found
 
     def _reduce_step(self, steps: Mapping[int, RankStep]) -> LocalStep:
         schemas = {**self._schemas, **{rank: step.schema for rank, step in steps.items()}}

@@ -15,7 +15,7 @@ from mp_agent.alerting.first_line import NAN_UPDATES, headline
 from mp_agent.alerting.remedies import fitting
 from mp_agent.alerting.values import Values
 from mp_agent.catalog.metrics import run
-from mp_agent.errors import ReportError
+from mp_agent.errors import FailureLog, ReportError
 from mp_agent.records.conditions import ActiveCondition, StoredConditionEvent
 from mp_agent.records.views import RunView
 from mp_agent.ring.run_files import (
@@ -154,19 +154,6 @@ NEWS_SECONDS = 60.0
 """Time for which events are sent to other nodes, each of which reports every few seconds."""
 
 Listener = Callable[[StoredConditionEvent], None]
-
-
-class FailureLog:
-    """Logs each kind of failure once."""
-
-    def __init__(self) -> None:
-        self._known: set[str] = set()
-
-    def note(self, message: str, subject: object) -> None:
-        """Log the current exception; `message` identifies its kind."""
-        if message not in self._known:
-            self._known.add(message)
-            log.exception(message, subject)
 
 
 class ConditionNotifier:

@@ -15,10 +15,10 @@ from mp_agent.alerting.values import Severity, Values
 from mp_agent.catalog.metric import HistogramValue, Kind, Metric, Scope
 from mp_agent.catalog.metric import Reading as CatalogReading
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
+from mp_agent.errors import FailureLog
 from mp_agent.node.accounting.accumulator import Accumulator, CounterStore, labelled
 from mp_agent.node.conditions.messages import (
     ConditionNotifier,
-    FailureLog,
     Listener,
     Observation,
     described,

@@ -368,4 +368,5 @@ class RunState:
     @property
     def _lost(self) -> int:
         """Records that this node agent lost in the current attempt."""
-        return self.attempt.lost_here + self.member.lost + self.name_conflicts.lost
+        lost = self.attempt.lost_here + self.member.lost + self.account.lost
+        return lost + self.name_conflicts.lost

@@ -50,6 +50,8 @@ class PushPace:
     _own_share: float = 0.0
     _senders: int = 0
     _mark: tuple[float, Load] | None = None
+    _cost_mark: Load = field(default_factory=Load)
+    """What had been done when the cost of a request was measured last."""
     _longer: dict[float, float] = field(default_factory=dict)
     """Paces that nodes may still follow, each with the time until which one may."""
     _tokens: float = inf
@@ -108,10 +110,10 @@ class PushPace:
 
     def _measure(self, now_seconds: float, load: Load) -> None:
         if self._mark is None:
-            self._mark = (now_seconds, load)
+            self._mark, self._cost_mark = (now_seconds, load), load
             return
         since_seconds, before = self._mark
-        elapsed, requests = now_seconds - since_seconds, load.requests - before.requests
+        elapsed = now_seconds - since_seconds
         # A whole round, in which every node pushes once.
         if elapsed < max(_WINDOW_SECONDS, self.asked_seconds):
             return
@@ -119,11 +121,15 @@ class PushPace:
         # Of agents that have ended meanwhile.
         oldest = now_seconds - LONGEST_SECONDS
         self._returns = {sender: at for sender, at in self._returns.items() if at > oldest}
-        own = load.own_seconds - before.own_seconds
-        self._own_share = own / elapsed
+        self._own_share = (load.own_seconds - before.own_seconds) / elapsed
+        # Over more than a round where there are few nodes: else one busy round would count for ever.
+        before = self._cost_mark
+        requests = load.requests - before.requests
         if requests >= _WINDOW_REQUESTS:
+            own = load.own_seconds - before.own_seconds
             cost = (load.processor_seconds - before.processor_seconds - own) / requests
             self._cost_seconds = max((self._cost_seconds + cost) / 2, 1e-6)
+            self._cost_mark = load
 
 
 REQUESTS_PER_SECOND = 4.0

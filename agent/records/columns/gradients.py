@@ -72,7 +72,8 @@ def shows_reduction(row: Sequence[float]) -> bool:
     """
     if any(row[place] > 0 for place in _NONFINITE) or not row[_SQUARES] > 0.0:
         return False
-    return row[_SQUARES] < row[_LARGEST] ** 2 * row[_ELEMENTS] * (1.0 - 1e-9)
+    # Not `**`, which raises beyond the range of a float, where this is infinite.
+    return row[_SQUARES] < row[_LARGEST] * row[_LARGEST] * row[_ELEMENTS] * (1.0 - 1e-9)
 
 
 OPTIMIZER = ColumnFamily(

@@ -1,7 +1,7 @@
 """What a history remembers, against what a plain list of all readings says."""
 
 from itertools import pairwise
-from math import isclose
+from math import isclose, isnan
 
 import pytest
 from hypothesis import given, settings
@@ -173,3 +173,10 @@ def test_equal_samples_have_exactly_their_mean_and_no_deviation(value: float):
         window = Window(history, start * PERIOD, end * PERIOD)
         assert RANGE_FUNCTIONS["avg_over_time"](window) == value
         assert RANGE_FUNCTIONS["stddev_over_time"](window) == 0.0
+
+
+@pytest.mark.parametrize("values", [(1e308, -1e308, 1.7e308), (1e200, 3e200, -1e200)])
+def test_samples_whose_squares_or_sum_lie_beyond_float64_have_a_mean_and_a_deviation(values):
+    window = Window(history_of(*values), 0.0, 2 * PERIOD)
+    for name in ("avg_over_time", "stddev_over_time"):
+        assert not isnan(RANGE_FUNCTIONS[name](window))

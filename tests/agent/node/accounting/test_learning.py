@@ -283,3 +283,11 @@ def test_nor_has_the_rate_of_a_training_after_a_search_for_one(account: Accumula
 
 def test_a_rate_of_0_is_another_matter(account: Accumulator) -> None:
     assert falls(account, [0.1] * 10 + [0.0] * 200) == []
+
+
+def test_norms_of_0_in_a_log_whose_loss_falls_are_norms_that_its_writer_did_not_see(
+    account: Accumulator,
+) -> None:
+    for level in (9.0, 7.0, 5.0, 4.0, 3.0, 2.0):
+        found = untrained(account, 20, loss=(level, 0.01), norm=0.0)
+    assert found == {}

@@ -117,6 +117,13 @@ def test_a_loss_that_has_doubled_is_lost_within_thirty_losses(noise: float, step
         assert run.train(30, 5.6, 5.6).lost
 
 
+def test_so_is_one_that_scatters_about_twice_its_best():
+    run = learned(0.08).train(20, 2.6, 5.2)
+    for level in (5.6, 5.6, 5.0, 5.6, 5.6, 5.0, 5.6, 5.6):
+        run.train(4, level, level)
+    assert run.lost
+
+
 def test_so_is_one_that_leapt_when_the_rate_jumped_and_doubled_only_later():
     run = learned().train(30, 4.5, 5.1, learning_rate=3.0)
     assert not run.lost

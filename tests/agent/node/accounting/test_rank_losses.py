@@ -133,3 +133,12 @@ def test_losses_that_are_0_now_and_then_or_on_several_ranks_or_negative_are_not(
     assert level_of([0.0] * 32, [0.0] * 32, around(3.0, 1)) is None
     assert level_of([0.0] * 32, [0.0, *around(3.0, 1, 31)], around(3.0, 2)) is None
     assert level_of([-6.0] * 32, around(3.0, 1)) is None
+
+
+def test_ranks_whose_losses_differ_by_any_factor_are_compared():
+    ranks = [[1.0 + 0.1 * (step % 7) for step in range(200)]]
+    ranks += [
+        [1e-160 * (1.0 + 0.1 * ((step + rank) % 5)) for step in range(200)] for rank in (1, 2)
+    ]
+    odd = level_of(*ranks)
+    assert odd is not None and odd.rank == 0

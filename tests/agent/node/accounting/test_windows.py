@@ -6,7 +6,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mp_agent.node.accounting.windows import (
+    LARGEST,
     ValueWindow,
+    mean,
     scatter_around_trend,
     standard_deviation,
 )
@@ -106,3 +108,9 @@ def test_memory_does_not_grow_with_the_step_rate():
 
 def test_without_values_there_are_no_extremes():
     assert ValueWindow(120.0).extremes(0.0) is None
+
+
+def test_the_mean_of_the_largest_numbers_is_a_number():
+    assert mean([LARGEST] * 128) == LARGEST
+    assert mean([LARGEST, -LARGEST]) == 0.0
+    assert mean([1.0, 2.0, 6.0]) == pytest.approx(3.0)

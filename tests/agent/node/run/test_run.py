@@ -1,5 +1,10 @@
 """A run read from real rings that other processes write."""
 
+import itertools
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from mp_agent.records.steps import EndReason
@@ -161,3 +166,55 @@ def test_remove_leaves_no_ring(start_rank: StartRank, open_run: OpenRun):
 
     assert locations.find_rings(run.run_dir) == []
     assert not run.has_new_rings()
+
+
+@pytest.mark.parametrize("largest", [1e155, 1.7e308])
+def test_gradients_whose_squares_lie_beyond_float64_lose_no_step(
+    start_rank: StartRank, open_run: OpenRun, largest: float
+):
+    rank = start_rank()
+    run = open_run()
+    rank.steps(3, gradients={"sum_squares": 1e308, "abs_max": largest, "elements": 4.0})
+    run.poll(0.0)
+    assert shown(run)["steps_total"] == 3
+    assert shown(run)["records_dropped_total{0}"] == 0
+
+
+def fails_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that raises at its second call."""
+    calls = itertools.count(1)
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == 2:
+            raise ArithmeticError("once")
+        return function(*arguments, **named)
+
+    return called
+
+
+@pytest.mark.parametrize(
+    ("place", "lost"),
+    [
+        ("mp_agent.node.collect.attempt.reduce_step", 2),
+        ("mp_agent.node.merge.run_steps.StepMerge.merged", 2),
+        ("mp_agent.node.accounting.latest.OptimizerTracker.observe", 1),
+    ],
+)
+def test_a_failure_of_ours_on_one_step_costs_that_step_which_is_counted_and_no_other(
+    start_rank: StartRank, open_run: OpenRun, monkeypatch, caplog, place: str, lost: int
+):
+    ranks = [start_rank(rank, world_size=2) for rank in range(2)]
+    run = open_run()
+    run.poll(0.0)
+    owner, name = place.rsplit(".", 1)
+    monkeypatch.setattr(place, fails_once(getattr(pkgutil.resolve_name(owner), name)))
+    for rank in ranks:
+        rank.steps(5, loss=1.0, gradients={"sum_squares": 4.0})
+    run.poll(0.0)
+
+    values = shown(run)
+    assert values["step"] == 5
+    assert values["grad_norm"] == 2.0
+    assert values["steps_total"] == 5
+    assert values["records_dropped_total{0}"] == lost
+    assert caplog.text.count("ArithmeticError: once") == 1

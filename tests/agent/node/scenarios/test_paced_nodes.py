@@ -93,6 +93,18 @@ def test_fast_steps_bound_the_pace_so_that_none_closes_for_lack_of_room(nodes: N
     assert nodes.root.run.longest_pace_seconds == pytest.approx(open_at_most / 50 / 3, rel=0.2)
 
 
+def test_steps_that_were_made_before_the_root_began_do_not_bound_the_pace(nodes: Nodes):
+    nodes.root.steps(400)
+    for second in range(24):
+        for node in (nodes.root, nodes.other):
+            node.steps(1)
+        nodes.push(float(second))
+    member = nodes.root.run._state.member
+    assert member._root is not None
+    open_at_most = member._root.steps.pending_at_most
+    assert nodes.root.run.longest_pace_seconds == pytest.approx(open_at_most / 3, rel=0.2)
+
+
 def test_a_report_that_was_put_off_is_not_followed_by_another_at_once(nodes: Nodes):
     """Else each would be put off in its turn, and a root that is busy once would stay so."""
     run = nodes.other.run

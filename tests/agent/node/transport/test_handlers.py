@@ -303,7 +303,7 @@ class TestPushesAtOnce:
             return b""
 
         class Unwritten(asyncio.Transport):
-            def write(self, data: bytes) -> None:
+            def write(self, data: bytes | bytearray | memoryview) -> None:
                 assert data == b""
 
         library, request = Library(), self.PUSH + 500 * b"x"

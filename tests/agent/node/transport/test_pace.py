@@ -52,6 +52,17 @@ def test_few_nodes_keep_the_pace_of_the_settings():
     assert root.pace.asked_seconds == SHORTEST
 
 
+@pytest.mark.parametrize("nodes", [20, 50, 80, 99, 400])
+def test_a_busy_minute_lengthens_the_pace_for_a_while_only(nodes):
+    pace, load = PushPace(SHORTEST, SHARE), Load()
+    for second in range(3600):
+        requests = nodes / pace.asked_seconds
+        seconds = 1.0 if 60 <= second < 120 else requests * 0.5e-3
+        load = Load(load.processor_seconds + seconds, 0.0, load.requests + round(requests))
+        pace.tick(float(second), load, nodes)
+    assert pace.asked_seconds == pytest.approx(SHORTEST, rel=0.1)
+
+
 def test_a_pace_does_not_swing():
     root = SimulatedRoot(4000, request_seconds=0.6e-3, own_share=0.05)
     root.work(300)
