@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -270,8 +271,16 @@ class Accumulator:
         self.layers, self.lost = {}, 0
 
     def view(self, run: RunView, time_unix_seconds: float) -> RunView:
-        """Return the run with what the trackers know of it after the last step."""
-        return self.progress.view(run, self._context, time_unix_seconds)
+        """Return the run with what the trackers know of it after the last step.
+
+        Without any of that where one of them fails: its other metrics, and other runs, are there.
+        """
+        view = partial(self.progress.view, run, self._context, time_unix_seconds)
+        found = self._failures.contain(view, "what is known of run %s cannot be shown", run.identity.run)
+        if found is None:
+            self.lost += 1
+            return run
+        return found
 
     def departures(self, facts: Mapping[str, str]) -> tuple[BaselineDeparture, ...] | None:
         """Return where the run differs from its baseline; None without one. facts: of the run."""

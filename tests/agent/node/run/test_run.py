@@ -180,12 +180,12 @@ def test_gradients_whose_squares_lie_beyond_float64_lose_no_step(
     assert shown(run)["records_dropped_total{0}"] == 0
 
 
-def fails_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that raises at its second call."""
+def fails_once(function: Callable[..., Any], *, at: int = 2) -> Callable[..., Any]:
+    """Return a function that raises at one of its calls."""
     calls = itertools.count(1)
 
     def called(*arguments: Any, **named: Any) -> Any:
-        if next(calls) == 2:
+        if next(calls) == at:
             raise ArithmeticError("once")
         return function(*arguments, **named)
 
@@ -218,3 +218,19 @@ def test_a_failure_of_ours_on_one_step_costs_that_step_which_is_counted_and_no_o
     assert values["steps_total"] == 5
     assert values["records_dropped_total{0}"] == lost
     assert caplog.text.count("ArithmeticError: once") == 1
+
+
+def test_what_cannot_be_shown_of_a_run_costs_its_gauges_alone_and_is_counted(
+    start_rank: StartRank, open_run: OpenRun, monkeypatch
+):
+    rank = start_rank()
+    run = open_run()
+    rank.steps(3, gradients={"sum_squares": 4.0})
+    run.poll(0.0)
+    assert shown(run)["grad_norm"] == 2.0
+    place = "mp_agent.node.accounting.latest.LatestStep.view"
+    monkeypatch.setattr(place, fails_once(lambda latest, context: None, at=1))
+    values = shown(run)
+    assert values["steps_total"] == 3
+    assert "grad_norm" not in values
+    assert shown(run)["records_dropped_total{0}"] == 1
