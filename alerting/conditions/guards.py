@@ -95,9 +95,9 @@ def loss_falling() -> Predicate:
     return Compare(Series(metric=training.LOSS_FALL, aggregate="min"), ">", Number(1))
 
 
-def sustained(name: str) -> Predicate:
-    """Return whether all samples of a while were beyond a limit."""
-    return Compare(sustained_steps(name), ">=", limit("sustained_steps"))
+def sustained(name: str, steps: str = "sustained_steps") -> Predicate:
+    """Return whether all samples of so many steps, by the name of a limit, were beyond a limit."""
+    return Compare(sustained_steps(name), ">=", limit(steps))
 
 
 def sustained_steps(name: str) -> Series:

@@ -174,13 +174,14 @@ UPDATES_LOST = Condition(
         Level(
             severity=Severity.WARNING,
             when=all_of(
-                Compare(_UPDATES_LOST_LOST, ">", limit("updates_lost")), sustained("updates_lost")
+                Compare(_UPDATES_LOST_LOST, ">", limit("updates_lost")),
+                sustained("updates_lost", "updates_lost_steps"),
             ),
             description="{value|percent} of the updates of 16-bit weights in run {run} do not "
             "change the weight: they are smaller than half the spacing of its format.",
             counted=sustained_steps("updates_lost"),
-            reason="No delay: it takes all samples of sustained_steps steps, more than the first "
-            "steps of a warm-up.",
+            reason="No delay: it takes all samples of updates_lost_steps steps at a learning rate "
+            "that does not rise.",
         ),
     ),
     quiet=(
@@ -188,7 +189,7 @@ UPDATES_LOST = Condition(
         "a warm-up that begins with tiny learning rates",
     ),
     needs=((Quantity.OPTIMIZER,),),
-    knobs=(less_above("updates_lost"),),
+    knobs=(less_above("updates_lost"), less_above("updates_lost_steps")),
     guidance=Guidance(
         harm="The run goes on and learns less than it could, or nothing. Investigate during "
         "working hours; the computing time until then is largely wasted.",
@@ -201,7 +202,7 @@ UPDATES_LOST = Condition(
             "The learning rate is small for the spacing of the weights' format.",
         ),
         false_positives=(
-            "The first steps of a warm-up, whose learning rate is almost 0.",
+            "The last steps of a schedule, whose learning rate is almost 0.",
             "An optimizer that carries the rounding error along: the weights change later.",
         ),
         samples=("master_weights",),

@@ -123,7 +123,7 @@ _LIMITS: dict[tuple[str, Severity], set[float]] = {
     ("MpAgentOverflowRatioHigh", _C): {0.1},
     ("MpAgentOverflowRatioHigh", _W): {0.01, 0.001},
     ("MpAgentRunStalled", _W): {10},
-    ("MpAgentUpdatesLost", _W): {0.5, 300},
+    ("MpAgentUpdatesLost", _W): {0.5, 20},
     ("MpAgentHeadroomVanishing", _I): {0.05, 300},
     ("MpAgentAttentionLogitGrowth", _W): {100, 2},
     ("MpAgentOutputLogitDivergence", _W): {100, 2},

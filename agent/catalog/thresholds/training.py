@@ -330,6 +330,13 @@ OPTIMIZER_THRESHOLDS = (
         meaning="share of the updates of 16-bit weights whose loss in rounding stops learning",
     ),
     Threshold(
+        name="updates_lost_steps",
+        value=20.0,
+        unit="{step}",
+        meaning="steps over which all samples must lose more, at a learning rate that does not "
+        "rise, since the first updates of a warm-up are tiny",
+    ),
+    Threshold(
         name="updates_rounded",
         value=0.99,
         unit="1",

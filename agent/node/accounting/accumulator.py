@@ -276,7 +276,9 @@ class Accumulator:
         Without any of that where one of them fails: its other metrics, and other runs, are there.
         """
         view = partial(self.progress.view, run, self._context, time_unix_seconds)
-        found = self._failures.contain(view, "what is known of run %s cannot be shown", run.identity.run)
+        found = self._failures.contain(
+            view, "what is known of run %s cannot be shown", run.identity.run
+        )
         if found is None:
             self.lost += 1
             return run

@@ -336,13 +336,18 @@ class Sustained(Tracker):
     """Step, counted in the attempt, of the first sample of a streak."""
     steps: dict[str, int] = field(default_factory=dict)
     """Steps from there to its last sample; 0 without a streak."""
+    rate: float | None = None
+    """Learning rate of the last sample of updates."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add a closed step, as far as it was sampled and counts."""
         limits = context.thresholds
         own = step.families.get(OPTIMIZER.name, {})
         if OPTIMIZER.has_sample(own) and step.counts(OPTIMIZER):
-            self._note("updates_lost", step.sequence, lost_updates(own), limits)
+            rate, before = step.get("learning_rate"), self.rate
+            rises = rate is not None and before is not None and rate > before
+            lost, self.rate = None if rises else lost_updates(own), rate
+            self._note("updates_lost", step.sequence, lost, limits)
             self._note("adam_below_epsilon", step.sequence, below_epsilon(own), limits)
         own = step.families.get(DISTRIBUTION.name, {})
         headroom = fp16_headroom(step)

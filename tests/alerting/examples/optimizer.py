@@ -51,13 +51,15 @@ def _sampled(
     )
 
 
-_LASTING, _BRIEF = (*flat(0, 5), *ramp(0, 60, 15)), (*ramp(0, 60, 4), 0)
+_LASTING = (*flat(0, 5), *ramp(0, 60, 15))
 
 
 _MOST = Example(
     title="most updates of BF16 weights are rounded away",
     minutes=20,
-    tracks=_sampled(optimizer.UPDATES_LOST, "updates_lost", (*flat(0.2, 5), 0.8), *_LASTING),
+    tracks=_sampled(
+        optimizer.UPDATES_LOST, "updates_lost", (*flat(0.2, 5), 0.8), *flat(0, 5), *ramp(0, 4, 15)
+    ),
     fires={
         Severity.WARNING: "80% of the updates of 16-bit weights in run demo do not change the "
         "weight: they are smaller than half the spacing of its format."
@@ -75,7 +77,9 @@ _UPDATES_LOST_SOME = Example(
 _SHORT = Example(
     title="a warm-up that begins with tiny learning rates",
     minutes=20,
-    tracks=_sampled(optimizer.UPDATES_LOST, "updates_lost", (*flat(0.9, 4), 0.3), *_BRIEF),
+    tracks=_sampled(
+        optimizer.UPDATES_LOST, "updates_lost", (*flat(0.9, 4), 0.3), *ramp(0, 4, 4), 0
+    ),
 )
 
 

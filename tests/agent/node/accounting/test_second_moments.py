@@ -1,10 +1,10 @@
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
 from mp_agent.catalog.thresholds import resolve
-from mp_agent.node.accounting.gradients import SecondMoments
+from mp_agent.node.accounting.gradients import SecondMoments, Sustained
 from mp_agent.node.accounting.layer_health import NAMED_AT_MOST
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation
@@ -12,6 +12,7 @@ from mp_agent.node.merge.run_layers import MergedLayers
 from mp_agent.records.columns import GRADIENTS, OPTIMIZER, ColumnFamily
 from mp_agent.records.health import StaleMoments
 from mp_agent.records.views import LayerView
+from tests.agent.node.builders import merged_step
 
 CONTEXT = AccountContext(
     thresholds=resolve({"moment_rms_samples": 2}), window_seconds=120.0, progress=Progress()
@@ -81,3 +82,27 @@ def test_layers_of_other_families_are_passed_over():
     tracker = SecondMoments()
     tracker.observe_layers(sample(GRADIENTS, view(9.0)), CONTEXT)
     assert asdict(tracker) == asdict(SecondMoments())
+
+
+@pytest.mark.parametrize(
+    ("rates", "steps"),
+    [
+        ([1e-5, 2e-5, 3e-5, 3e-5, 3e-5], 10),
+        ([3e-5, 2e-5, 1e-5, 1e-5, 0.0], 40),
+        ([1e-5, 2e-5, 3e-5, 4e-5, 5e-5], 0),
+        ([None] * 5, 40),
+    ],
+    ids=["after a warm-up", "a rate that falls", "a warm-up", "no rate"],
+)
+def test_updates_that_are_lost_count_while_the_learning_rate_does_not_rise(
+    rates: list[float | None], steps: int
+):
+    tracker = Sustained()
+    row = {"weight_sum_squares": 1.0, "lost_updates": 9.0, "rounded_elements": 10.0}
+    lost = {OPTIMIZER.name: row}
+    for place, rate in enumerate(rates, 1):
+        columns = {} if rate is None else {"learning_rate": rate}
+        step = merged_step(10 * place, **columns)
+        counts = step.complete | {OPTIMIZER.name}
+        tracker.observe(replace(step, families=lost, complete=counts), CONTEXT)
+    assert tracker.steps["updates_lost"] == steps

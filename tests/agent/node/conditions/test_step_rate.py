@@ -130,7 +130,7 @@ FAULTS = {
     "updates that rounding swallows": Fault(
         1100,
         lambda step: {},
-        {("MpAgentUpdatesLost", "warning"): 1000},
+        {("MpAgentUpdatesLost", "warning"): 800},
         {
             OPTIMIZER.name: {
                 "weight_sum_squares": 1.0,
