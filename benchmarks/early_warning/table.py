@@ -60,6 +60,7 @@ def _sentences(pairs: Sequence[Pair], held_out: Sequence[Pair]) -> str:
     delays = critical_delays(pairs)
     in_time = sum(delay is not None and delay <= CRITICAL_WITHIN_STEPS for delay in delays)
     known = [delay for delay in delays if delay is not None]
+    noticed = sum(bool(pair.faulty.fired) for pair in pairs if pair.left_step is not None)
     twins = twins_of(pairs)
     seeds, causes = ({getattr(pair, name) for pair in pairs} for name in ("seed", "cause"))
     lines = [
@@ -74,6 +75,7 @@ def _sentences(pairs: Sequence[Pair], held_out: Sequence[Pair]) -> str:
         f"{_reached(recall is not None and recall >= RECALL)}. Before the loss left its course: "
         f"{found.warned} of {found.wrong}, of the held-out causes {unseen.warned} of "
         f"{unseen.wrong}.",
+        f"By any condition, those of the loss included: {noticed} of {found.wrong}.",
         f"Critical alarms on healthy trainings: {found.false_critical} of {found.healthy}; aimed "
         f"at none: {_reached(found.false_critical == 0)}. Any alarm: {found.false_alarms}.",
         f"A loss that doubled was critical within {CRITICAL_WITHIN_STEPS} steps in {in_time} of "

@@ -122,7 +122,7 @@ class PushPace:
         oldest = now_seconds - LONGEST_SECONDS
         self._returns = {sender: at for sender, at in self._returns.items() if at > oldest}
         self._own_share = (load.own_seconds - before.own_seconds) / elapsed
-        # Over more than a round where there are few nodes: else one busy round would count for ever.
+        # Of few nodes over several rounds: else one busy round would count for ever.
         before = self._cost_mark
         requests = load.requests - before.requests
         if requests >= _WINDOW_REQUESTS:
