@@ -108,13 +108,17 @@ class Connection(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def pause_writing(self) -> None:
-        """Forward that the write buffer is full."""
+        """Forward that the write buffer is full; until it is not, nothing is answered at once."""
+        if self._at_once is not None and self._transport is not None:
+            self._transport.pause_reading()
         self._protocol.pause_writing()
         self._full()
 
     def resume_writing(self) -> None:
         """Forward that the client has read from the write buffer."""
         self.last_active_seconds = time.monotonic()
+        if self._at_once is not None and self._transport is not None:
+            self._transport.resume_reading()
         self._protocol.resume_writing()
 
 
@@ -223,19 +227,19 @@ class GuardedListener:
 
     def _bound_unsent(self) -> None:
         unsent = {known: known.unsent_bytes for known in self._open if known.unsent_bytes}
-        others = sorted(unsent, key=lambda known: known.last_active_seconds)[:-1]
         excess_bytes = sum(unsent.values()) - self._unsent_bytes_at_most
-        for connection in others:
+        for connection in sorted(unsent, key=lambda known: known.last_active_seconds):
             if excess_bytes <= 0:
                 return
             excess_bytes -= unsent[connection]
             connection.abort()
 
     def _sweep(self) -> None:
-        """Close idle connections, periodically."""
+        """Close idle connections, and those of many small unread answers, periodically."""
         oldest = time.monotonic() - self._idle_seconds_at_most
         for connection in [known for known in self._open if known.last_active_seconds < oldest]:
             connection.abort()
+        self._bound_unsent()
         self._timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
 
 

@@ -14,7 +14,7 @@ import trustme
 from aiohttp import web
 
 from mp_agent.node.http import connections
-from mp_agent.node.http.connections import GuardedListener, connections_for
+from mp_agent.node.http.connections import AnswerAtOnce, GuardedListener, connections_for
 from mp_agent.node.http.server import Exposure, MetricsServer
 
 BODY = b"x" * 8_000_000
@@ -23,7 +23,7 @@ BODY = b"x" * 8_000_000
 
 @asynccontextmanager
 async def serving(
-    tls: ssl.SSLContext | None = None, **limits: float
+    tls: ssl.SSLContext | None = None, *, at_once: AnswerAtOnce | None = None, **limits: float
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve `/` and `/large` behind a guarded listener with these limits."""
 
@@ -39,7 +39,7 @@ async def serving(
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     assert runner.server is not None
-    listener = GuardedListener(runner.server, **limits)  # type: ignore[arg-type]
+    listener = GuardedListener(runner.server, at_once=at_once, **limits)  # type: ignore[arg-type]
     sock = socket.create_server(("127.0.0.1", 0))
     await listener.start(sock, tls)
     try:
@@ -164,6 +164,70 @@ def test_answers_that_no_client_reads_push_out_the_one_that_waits_longest() -> N
                 assert (await ask(address)).endswith(b"ok")
             received = [await asyncio.to_thread(_drain, client) for client in stalled]
             assert received[0] < len(BODY) < received[-1]
+
+    run(test)
+
+
+def test_a_single_client_with_more_unread_than_the_limit_is_cut() -> None:
+    async def test() -> None:
+        async with serving(unsent_bytes_at_most=1000) as address:
+            stalled = socket.create_connection(address)
+            stalled.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert (await ask(address)).endswith(b"ok")
+            assert await asyncio.to_thread(_drain, stalled) < len(BODY)
+
+    run(test)
+
+
+def test_unread_answers_that_fill_no_buffer_are_cut_by_the_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "_SWEEP_SECONDS", 0.05)
+
+    async def test() -> None:
+        cut = asyncio.Event()
+
+        class Talker(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                assert isinstance(transport, asyncio.WriteTransport)
+                transport.set_write_buffer_limits(high=2 * len(BODY))
+                transport.write(BODY)
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                cut.set()
+
+        listener = GuardedListener(Talker, unsent_bytes_at_most=1000)
+        sock = socket.create_server(("127.0.0.1", 0))
+        await listener.start(sock)
+        with socket.create_connection(sock.getsockname()):
+            await cut.wait()
+        listener.close()
+
+    run(test)
+
+
+def test_who_reads_no_answers_gets_no_more_until_all_are_read() -> None:
+    asked: list[bytes] = []
+
+    def answer(data: bytes) -> bytes:
+        asked.append(data)
+        return BODY
+
+    async def test() -> None:
+        async with serving(at_once=answer) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"1")
+            while not asked:
+                await asyncio.sleep(0)
+            for number in b"234":
+                writer.write(bytes([number]))
+                for _ in range(20):  # Of the loop, in which the server would read it.
+                    await asyncio.sleep(0)
+            assert asked == [b"1"]
+            for _ in range(2):
+                assert await reader.readexactly(len(BODY)) == BODY
+            assert asked == [b"1", b"234"]
+            writer.close()
 
     run(test)
 
