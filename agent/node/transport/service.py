@@ -89,7 +89,7 @@ class ReportHandlers:
             return None
         end = data.find(_HEAD_END, 0, _HEAD_BYTES_MAX)
         if end < 0:
-            return b"" if len(data) < _HEAD_BYTES_MAX else None
+            return b"" if len(data) < _HEAD_BYTES_MAX and b"\n\n" not in data else None
         head = _pushed(data[:end])
         if head is None or head.length > _THREAD_BYTES:
             return None
@@ -210,11 +210,11 @@ _PUSH = f"POST {ROWS_PATH}?".encode()
 _VERSION = b" HTTP/1.1"
 _HEAD_END = b"\r\n\r\n"
 _HEAD_BYTES_MAX = 8192
-_HEADERS = frozenset(
-    (
-        *(b"accept", b"accept-encoding", b"authorization", b"content-length"),
-        *(b"content-type", b"host", b"user-agent"),
-    )
+_PRINTABLE = bytes(range(0x20, 0x7F))
+_HOST = {b"host: "}
+_HEADERS = _HOST.union(
+    (b"accept: ", b"accept-encoding: ", b"authorization: ", b"content-length: "),
+    (b"content-type: ", b"user-agent: "),
 )
 """Those of a push, of which none changes how it is to be read."""
 
@@ -229,19 +229,20 @@ class _Head:
 def _pushed(head: bytes) -> _Head | None:
     """Return what the head of a push says; None if the HTTP library might read it otherwise."""
     line, *lines = head.split(b"\r\n")
-    if not line.endswith(_VERSION) or not (head.count(b"\r") == head.count(b"\n") == len(lines)):
+    if not line.endswith(_VERSION) or line.count(b" ") != 2 or line.count(b"#"):
         return None
-    fields = {}
-    for name, _, value in (field.partition(b":") for field in lines):
-        fields[name.lower()] = value.strip(b" \t")
-    length = fields.get(b"content-length", b"")
-    if len(fields) != len(lines) or not fields.keys() <= _HEADERS or not length.isdigit():
+    if head.translate(None, _PRINTABLE) != b"\r\n" * len(lines):
+        return None
+    parted = [field.partition(b": ") for field in lines]
+    fields = {name.lower() + colon: value for name, colon, value in parted}
+    length = fields.get(b"content-length: ", b"")
+    if len(fields) != len(lines) or not _HOST <= fields.keys() <= _HEADERS or not length.isdigit():
         return None
     try:
         size = int(length)
-        target = line[len(_PUSH) : -len(_VERSION)].decode("ascii")
+        target = line[len(_PUSH) : -len(_VERSION)].decode()
         pairs = parse_qsl(target, keep_blank_values=True, strict_parsing=True)
-        authorization = fields.get(b"authorization", b"").decode("ascii")
+        authorization = fields.get(b"authorization: ", b"").decode()
     except ValueError:
         return None
     query = dict(pairs)

@@ -23,7 +23,7 @@ from mp_agent.node.transport.client import (
 from mp_agent.node.transport.pace import RateLimit
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.node.transport.service import ReportHandlers
-from mp_agent.records.reports import decode_receipt
+from mp_agent.records.reports import Layout, NodeReport, decode_receipt
 from mp_agent.ring.run_files import read_root_note
 from mp_agent.settings import Settings
 from tests.agent.node.transport.stubs import StubRun, make_receipt, make_report, named, serving
@@ -44,6 +44,13 @@ def run(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     if not request.param:
         monkeypatch.setattr(ReportHandlers, "answer_at_once", lambda handlers, data: None)
     return make_run(tmp_path)
+
+
+def named_layers(count: int) -> NodeReport:
+    """Return a report of so many layers, which is larger by 36 bytes for each."""
+    names = tuple(f"model.layers.{number:05}.mlp.weight" for number in range(count))
+    layout = Layout(digest=b"of these", names=names, positions=tuple(range(count)))
+    return make_report(1, layouts=(layout,))
 
 
 def visit(
@@ -248,6 +255,11 @@ class TestPushesAtOnce:
             PUSH.replace(b"Bearer secret", b"Bearer wrong"),
             PUSH.replace(b"run=llama", b"run=other"),
             PUSH.replace(b"node=1", b"node=1&node=2"),
+            PUSH.replace(b"node=1", b"node=1#2"),
+            PUSH.replace(b"node=1", b"node=1&x=a b"),
+            PUSH.replace(b" HTTP/1.1", b"  HTTP/1.1"),
+            PUSH.replace(b"Host: root\r\n", b""),
+            PUSH.replace(b"Host: root", b"Host"),
             PUSH.replace(b"Host: root", b"Host: root\nTransfer-Encoding: chunked"),
             PUSH.replace(b"Host: root", b"Transfer-Encoding: chunked"),
             PUSH.replace(b"Host: root", b"Expect: 100-continue"),
@@ -259,6 +271,7 @@ class TestPushesAtOnce:
             PUSH.replace(b"Content-Length: ", b"Content-Length: " + 5000 * b"9"),
             PUSH.replace(b"Content-Length: ", b"Content-Length : "),
             HEAD.encode() + b"\r\n" + BODY,
+            HEAD.replace("\r\n", "\n").encode() + b"\n",
             PUSH + b"POST",
             PUSH.replace(b"Host: root", b"Host: " + 9000 * b"r"),
             HEAD.encode() + 9000 * b"r",
@@ -267,6 +280,19 @@ class TestPushesAtOnce:
     def test_what_an_agent_does_not_send_is_left_to_the_library(self, handlers, run, data):
         assert handlers.answer_at_once(data) is None
         assert run.received == []
+
+    @pytest.mark.parametrize("place", [b"node=1", b"root"])
+    @pytest.mark.parametrize("own", b"\0\1\t\v\x7f\xff")
+    def test_control_characters_are_left_to_the_library(self, handlers, run, place, own):
+        assert handlers.answer_at_once(self.PUSH.replace(place, b"%s%cx" % (place, own))) is None
+        assert run.received == []
+
+    def test_the_layers_of_a_large_model_are_answered_at_once(self, handlers, run):
+        report = named_layers(3000)
+        body = pack(report)
+        head = f"{self.HEAD}Content-Length: {len(body)}\r\n\r\n".encode()
+        assert handlers.answer_at_once(head + body).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert run.received == [report]
 
     def test_requests_of_both_kinds_follow_each_other_on_a_connection(self, run):
         other = f"{self.HEAD}X-Other: 1\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY
