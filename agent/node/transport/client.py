@@ -56,16 +56,24 @@ def unpack(body: bytes) -> NodeReport:
 
     Raises ReportError, which says what is wrong; decompression stops at `REPORT_BYTES_MAX`.
     """
+    return decode_report(inflate(body, REPORT_BYTES_MAX))
+
+
+def inflate(body: bytes, bytes_max: int) -> bytes:
+    """Return the encoded report in a request's body.
+
+    Raises ReportError if there is none, or one of more than `bytes_max`, where decompression stops.
+    """
     decompressor = zlib.decompressobj()
     try:
-        data = decompressor.decompress(body, REPORT_BYTES_MAX + 1)
+        data = decompressor.decompress(body, bytes_max + 1)
     except zlib.error as error:
         raise ReportError(f"not a report: {error}") from error
-    if len(data) > REPORT_BYTES_MAX:
-        raise ReportTooLarge(f"more than {REPORT_BYTES_MAX} bytes unpacked")
+    if len(data) > bytes_max:
+        raise ReportTooLarge(f"more than {bytes_max} bytes unpacked")
     if not decompressor.eof:
         raise ReportError("not a report: it is truncated")
-    return decode_report(data)
+    return data
 
 
 class ReportTooLarge(ReportError):

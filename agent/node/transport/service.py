@@ -25,11 +25,12 @@ from mp_agent.node.transport.client import (
     PushClient,
     ReportTooLarge,
     RunOnNode,
+    inflate,
     unpack,
 )
 from mp_agent.node.transport.pace import Load, PushPace, RateLimit
 from mp_agent.node.transport.root_link import RootLink
-from mp_agent.records.reports import encode_receipt
+from mp_agent.records.reports import NodeReport, decode_report, encode_receipt
 from mp_agent.ring.run_files import is_base_url
 from mp_agent.settings import Settings
 
@@ -37,8 +38,8 @@ log = logging.getLogger("mp_agent.node")
 
 _BODIES_AT_ONCE = 32
 _BODY_SECONDS = 20.0
-_THREAD_BYTES = 1 << 18
-"""Larger bodies are unpacked in a thread: it would delay the polling of the rings."""
+_AT_ONCE_BYTES = 1 << 18
+"""Larger reports, packed or not, are unpacked in a thread: they would delay the polling."""
 _BEARER = "Bearer "
 
 
@@ -91,7 +92,7 @@ class ReportHandlers:
         if end < 0:
             return b"" if len(data) < _HEAD_BYTES_MAX and b"\n\n" not in data else None
         head = _pushed(data[:end])
-        if head is None or head.length > _THREAD_BYTES:
+        if head is None or head.length > _AT_ONCE_BYTES:
             return None
         try:
             link = _authenticated(self._link(head.query.get("run", "")), head.authorization)
@@ -101,9 +102,13 @@ class ReportHandlers:
         if len(body) != head.length:
             return b"" if len(body) < head.length else None
         try:
+            report = inflate(body, _AT_ONCE_BYTES)
+        except ReportError:
+            return None
+        try:
             self._admit(link, head.query, head.length)
             with self._explained(link):
-                answer = encode_receipt(link.run.receive(unpack(body)))
+                answer = _receipt(link, head.query, decode_report(report))
         except _Refusal as refusal:
             return self._refused(link, refusal, len(body)).encoded()
         return self._accepted(link, answer, len(body)).encoded()
@@ -118,17 +123,13 @@ class ReportHandlers:
                 body = await _body(request)
                 size = len(body)
                 with self._explained(link):
-                    if size > _THREAD_BYTES:
-                        report = await asyncio.to_thread(unpack, body)
-                    else:
-                        report = unpack(body)
-                    answer = encode_receipt(link.run.receive(report))
+                    report = await asyncio.to_thread(unpack, body)
+                    answer = _receipt(link, request.query, report)
         except _Refusal as refusal:
             return self._refused(link, refusal, size).response()
         except TimeoutError:
-            return _refusal(
-                _Refusal(408, f"the body took more than {_BODY_SECONDS:g} s")
-            ).response()
+            late = _Refusal(408, f"the body took more than {_BODY_SECONDS:g} s")
+            return _refusal(late).response()
         except ConnectionError:
             return _refusal(_Refusal(400, "the sender has gone")).response()
         return self._accepted(link, answer, size).response()
@@ -293,6 +294,14 @@ async def _read(request: web.Request) -> bytes:
             raise _Refusal(413, f"more than {BODY_BYTES_MAX} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+def _receipt(link: RootLink, query: Mapping[str, str], report: NodeReport) -> bytes:
+    """Have the run take in a report of the node that pushed it; return the answer."""
+    node = _integer(query, "node")
+    if report.node_rank != node:
+        raise ReportError(f"a report of node {report.node_rank}, pushed as one of node {node}")
+    return encode_receipt(link.run.receive(report))
 
 
 def _integer(query: Mapping[str, str], name: str) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from mp_agent.node.transport.client import (
     PushClient,
     Reply,
     pack,
+    unpack,
 )
 from mp_agent.node.transport.pace import RateLimit
 from mp_agent.node.transport.root_link import RootLink
@@ -160,6 +162,30 @@ def test_what_is_no_report_of_the_run_is_refused_with_the_reason(run, body):
     assert run.received == []
 
 
+def test_a_report_that_is_pushed_as_one_of_another_node_is_refused_with_both_numbers(run):
+    reply = push(run, node="2")
+    assert (reply.status, run.received) == (400, [])
+    assert "node 1" in reply.reason
+    assert "node 2" in reply.reason
+
+
+def test_a_small_body_that_unfolds_to_much_is_unpacked_in_a_thread(run, monkeypatch):
+    threads: list[threading.Thread] = []
+
+    def noted(body: bytes) -> NodeReport:
+        threads.append(threading.current_thread())
+        return unpack(body)
+
+    monkeypatch.setattr(service, "unpack", noted)
+    report = named_layers(20_000)
+    body = pack(report)
+    assert len(body) < 2**18
+    assert push(run, body=body).ok
+    assert run.received == [report]
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
 def test_what_is_too_large_is_refused_before_it_is_read(run, monkeypatch):
     monkeypatch.setattr(service, "BODY_BYTES_MAX", 1000)
     assert push(run, body=b"x" * 1001).status == 413
@@ -191,7 +217,8 @@ def test_a_node_that_sends_too_often_is_asked_to_wait(run):
         for _ in range(100):
             reply = await client.send_rows(url, "secret", QUERY, BODY)
             if not reply.ok:
-                other = await client.send_rows(url, "secret", {**QUERY, "node": "2"}, BODY)
+                body = pack(make_report(1, node_rank=2))
+                other = await client.send_rows(url, "secret", {**QUERY, "node": "2"}, body)
                 assert other.ok
                 return reply
         raise AssertionError("no node is asked to wait")
