@@ -4,6 +4,7 @@ MpAgentError
 ├── SettingError      a setting's value cannot be used (also a ValueError)
 ├── RingError         a ring file cannot be read: other version, truncated, foreign owner
 ├── ReportError       what another node agent sent cannot be read, or contradicts itself
+│   └── ReportTooLarge  it has more than a root accepts
 ├── FlightError       a flight record cannot be read: absent, truncated, other version
 ├── BaselineError     the file of a baseline cannot be read: absent, other version, a wrong value
 ├── CompareError      a model or two runs cannot be compared (also a ValueError)
@@ -39,6 +40,10 @@ class RingError(MpAgentError):
 
 class ReportError(MpAgentError):
     """What another node agent sent cannot be read; the message names what is wrong with it."""
+
+
+class ReportTooLarge(ReportError):
+    """A report exceeds a limit; without its layer tables, or in parts, it may not."""
 
 
 class FlightError(MpAgentError):

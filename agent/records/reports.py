@@ -5,8 +5,10 @@ A report is self-contained: it names its columns, shares and layers, so that the
 earlier one to decode it. NaN stands for a value that no rank of the node observed.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf, isnan
 from operator import ge
 from typing import Annotated, Any
@@ -15,7 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from mp_agent.errors import ReportError
+from mp_agent.errors import ReportError, ReportTooLarge
 from mp_agent.records.columns import FAMILIES
 from mp_agent.records.flight import FlightRequest
 from mp_agent.records.schema import FamilyColumns, Text
@@ -32,11 +34,23 @@ from mp_agent.records.steps import (
     RowForm,
     Sequence_,
     StepBlock,
+    StepForm,
     TrainerStep,
 )
 
 TABLES_PER_REPORT = 4
 CONDITIONS_BYTES_MAX = 1 << 15
+ROWS_PER_REPORT = 2**19
+"""Bound on the rows and samples of all steps, and on the blocks of layers: each takes time."""
+LAYERS_PER_REPORT = 2**17
+"""Bound on the layers of all layouts together. A rank may have a hundred thousand."""
+SHARES_PER_REPORT = 2**16
+HELD_PER_REPORT = 2**18
+"""Bound on the shares of all holdings together, which the root keeps."""
+COLUMNS_PER_REPORT = 2**12
+"""Bound on step columns and those of families together, which the root keeps as well."""
+
+Indices = Annotated[tuple[Index, ...], Meta(max_length=NAMES_MAX)]
 
 
 class NodeShare(
@@ -156,7 +170,7 @@ class Layout(
     """Layers of one share, in module order."""
 
     digest: bytes
-    """Digest of the other fields; equal digests mean equal layouts."""
+    """`layout_digest` of the other fields; equal digests mean equal layouts."""
     names: Annotated[tuple[Text, ...], Meta(max_length=NAMES_MAX)]
     positions: Annotated[tuple[Index, ...], Meta(max_length=NAMES_MAX)]
     """Place of each among all layers of its ranks."""
@@ -223,8 +237,9 @@ class NodeReport(
     expected_ranks: Ranks
     """All ranks of this node, including those that have no ring yet."""
     known_ranks: Ranks
-    """Those whose shares are known."""
+    """Those whose shares are known, ascending."""
     statuses: Annotated[tuple[RankStatus, ...], Meta(max_length=RANKS_MAX)]
+    """Of the ranks that have a ring, ascending. All rows are of those."""
     probe_errors: Index
     records_dropped: Index
     final: bool = False
@@ -233,10 +248,10 @@ class NodeReport(
     step_columns: tuple[Text, ...] = ()
     families: tuple[FamilyColumns, ...] = ()
     shares: Annotated[tuple[NodeShare, ...], Meta(max_length=NAMES_MAX)] = ()
-    held: tuple[Index, ...] = ()
-    """The shares that the ranks hold now."""
-    holdings: Annotated[tuple[tuple[Index, ...], ...], Meta(max_length=NAMES_MAX)] = ()
-    """The sets of shares that they held at the steps of this report."""
+    held: Indices = ()
+    """The shares that the ranks hold now, ascending."""
+    holdings: Annotated[tuple[Indices, ...], Meta(max_length=NAMES_MAX)] = ()
+    """The sets of shares that they held at the steps of this report, each ascending."""
     layouts: tuple[Layout, ...] = ()
 
     after: Sequence_ = 0
@@ -297,51 +312,159 @@ class KnownNode:
     """Time since that report; 0 for the root's own node."""
 
 
+def layout_digest(names: tuple[str, ...], positions: tuple[int, ...]) -> bytes:
+    """Return the digest of a layout."""
+    return hashlib.blake2b(repr((names, positions)).encode(), digest_size=16).digest()
+
+
+class _Terms(Struct, frozen=True, array_like=True, gc=False):
+    """What the rows of a report refer to: nearly all reports of a node have the same."""
+
+    world_size: int
+    ranks: Ranks
+    """Of the node, by their statuses."""
+    expected_ranks: Ranks
+    known_ranks: Ranks
+    step_columns: tuple[str, ...]
+    families: tuple[FamilyColumns, ...]
+    shares: tuple[NodeShare, ...]
+    held: Indices
+    holdings: tuple[Indices, ...]
+
+
+_PASSED_MAX = 2**16
+_passed: set[bytes] = set()
+"""Digests of what was found consistent."""
+
+
+class _Layouts:
+    """Checks layouts; one that has passed is compared, which takes a tenth of a digest's time."""
+
+    _NAME_BYTES = 128
+    _BYTES_MAX = 2**25
+
+    def __init__(self) -> None:
+        self._passed: dict[bytes, Layout] = {}
+        self._bytes = 0
+
+    def check(self, layout: Layout) -> None:
+        """Raise ReportError unless a layout is consistent."""
+        if self._passed.get(layout.digest) == layout:
+            return
+        if len(layout.names) != len(layout.positions):
+            raise ReportError("a layout has not as many positions as names")
+        if layout.digest != layout_digest(layout.names, layout.positions):
+            raise ReportError(f"a layout has digest {layout.digest.hex()}, which is not its own")
+        self._bytes += sum(map(len, layout.names)) + self._NAME_BYTES * (1 + len(layout.names))
+        if self._bytes > self._BYTES_MAX:
+            self._passed.clear()
+            self._bytes = 0
+        else:
+            self._passed[layout.digest] = layout
+
+
+_layouts = _Layouts()
+
+
+def _once(of: object, check: Callable[[], None]) -> bytes:
+    """Check what most reports have alike unless its equal has passed; return its digest.
+
+    Digests are kept rather than what they are of, so that no report fills memory.
+    """
+    digest = hashlib.blake2b(_ENCODER.encode(of), digest_size=16).digest()
+    if digest not in _passed:
+        check()
+        if len(_passed) >= _PASSED_MAX:
+            _passed.clear()
+        _passed.add(digest)
+    return digest
+
+
 def check_report(report: NodeReport) -> None:
-    """Raise ReportError unless a report's indices, lengths and numbers are consistent."""
-    _ascending(report.expected_ranks, "expected_ranks")
-    _ascending([status.rank for status in report.statuses], "ranks of statuses")
-    _below(report.expected_ranks, report.world_size, "expected_ranks")
-    _below([status.rank for status in report.statuses], report.world_size, "ranks of statuses")
-    _below(report.known_ranks, report.world_size, "known_ranks")
-    for holding in (report.held, *report.holdings):
-        _below(holding, len(report.shares), "holdings")
+    """Raise ReportError unless a report's indices, lengths and numbers are consistent.
+
+    Raises ReportTooLarge, before anything else, where it has more than a root accepts.
+    """
+    _check_size(report)
+    terms = _Terms(
+        report.world_size,
+        tuple([status.rank for status in report.statuses]),
+        report.expected_ranks,
+        report.known_ranks,
+        report.step_columns,
+        report.families,
+        report.shares,
+        report.held,
+        report.holdings,
+    )
+    known = _once(terms, partial(_check_terms, terms))
     _finite(report.sent_unix_seconds, "sent_unix_seconds")
-    _unique(report.step_columns, "step_columns")
-    _unique([family.name for family in report.families], "families")
-    for family in report.families:
-        _unique(family.columns, f"columns of {family.name}")
-    _ascending([step.sequence for step in report.steps], "sequences of steps")
+    sequences = [step.sequence for step in report.steps]
+    _ascending(sequences, "sequences of steps")
     _ascending([table.sequence for table in report.layers], "sequences of layers")
     _within(report.steps, report.after, report.position, "steps")
     _within(report.layers, report.layers_after, report.layers_position, "layers")
     for layout in report.layouts:
-        if len(layout.names) != len(layout.positions):
-            raise ReportError("a layout has not as many positions as names")
+        _layouts.check(layout)
     for step in report.steps:
-        _check_step(report, step)
+        _check_step(terms, known, step)
     for own in report.blocks:
-        _check_steps(report, own)
-    _unique([number for own in report.blocks for number in own.sequences], "steps of blocks")
+        _check_steps(report, terms, known, own)
+        sequences += own.sequences
+    _unique(sequences, "sequences of steps and blocks")
+    layers = tuple([len(layout.names) for layout in report.layouts])
     for table in report.layers:
-        for block in table.blocks:
-            _check_block(report, block)
+        _check_table(terms, known, layers, table)
 
 
-def _check_step(report: NodeReport, step: NodeStep) -> None:
+def _check_size(report: NodeReport) -> None:
+    rows = sum(len(step.rows) + len(step.samples) + len(step.batches) for step in report.steps)
+    rows += sum(len(own.form.rows) * len(own.sequences) for own in report.blocks)
+    rows += sum(len(table.blocks) for table in report.layers) + len(report.layouts)
+    for number, limit, what in (
+        (rows, ROWS_PER_REPORT, "rows"),
+        (sum(len(layout.names) for layout in report.layouts), LAYERS_PER_REPORT, "layers"),
+        (len(report.shares), SHARES_PER_REPORT, "shares"),
+        (len(report.held) + sum(map(len, report.holdings)), HELD_PER_REPORT, "shares in holdings"),
+    ):
+        if number > limit:
+            raise ReportTooLarge(f"a report of {number} {what}; the limit is {limit}")
+
+
+def _check_terms(terms: _Terms) -> None:
+    columns = len(terms.step_columns) + sum(len(family.columns) for family in terms.families)
+    if columns > COLUMNS_PER_REPORT:
+        raise ReportTooLarge(f"a report of {columns} columns; the limit is {COLUMNS_PER_REPORT}")
+    for ranks, what in (
+        (terms.expected_ranks, "expected_ranks"),
+        (terms.known_ranks, "known_ranks"),
+        (terms.ranks, "ranks of statuses"),
+    ):
+        _ascending(ranks, what)
+        _below(ranks, terms.world_size, what)
+    _among(terms.known_ranks, terms.expected_ranks, "known_ranks")
+    for holding in (terms.held, *terms.holdings):
+        _ascending(holding, "shares of holdings")
+        _below(holding, len(terms.shares), "shares of holdings")
+    _unique(terms.step_columns, "step_columns")
+    _unique([family.name for family in terms.families], "families")
+    for family in terms.families:
+        _unique(family.columns, f"columns of {family.name}")
+
+
+def _check_step(terms: _Terms, known: bytes, step: NodeStep) -> None:
     what = f"step {step.sequence}"
-    _ascending(step.ranks, f"ranks of {what}")
-    _below(step.ranks, report.world_size, f"ranks of {what}")
     _finite(step.time_unix_seconds, f"time of {what}")
     if not step.ranks or len(step.compute_seconds) != len(step.ranks):
         raise ReportError(f"{what} has {len(step.ranks)} ranks, {len(step.compute_seconds)} times")
-    if len(step.values) != len(report.step_columns):
-        raise ReportError(f"{what} has {len(step.values)} values, not {len(report.step_columns)}")
-    _below((step.holding,), len(report.holdings), f"holding of {what}")
-    present = set(step.ranks)
+    if len(step.values) != len(terms.step_columns):
+        raise ReportError(f"{what} has {len(step.values)} values, not {len(terms.step_columns)}")
+    present, limit = set(step.ranks), len(step.ranks)
     for value in step.values:
-        if bool(value.count) == isnan(value.value):
-            raise ReportError(f"{what} has the value {value.value} of {value.count} observations")
+        if bool(value.count) == isnan(value.value) or value.count > limit:
+            raise ReportError(
+                f"{what} has the value {value.value} of {value.count} observations on {limit} ranks"
+            )
     nonfinite = step.nonfinite_gradients
     evidence: tuple[Ranks, ...] = (step.nonfinite_loss_ranks,)
     evidence += () if nonfinite is None else (nonfinite.ranks,)
@@ -354,27 +477,43 @@ def _check_step(report: NodeReport, step: NodeStep) -> None:
     for values in (step.losses, step.batch_rows):
         if values and len(values) != len(step.ranks):
             raise ReportError(f"{what} has {len(step.ranks)} ranks, {len(values)} values")
+    places = tuple(
+        (
+            row.family,
+            row.share,
+            row.shards,
+            row.replicas,
+            row.ranks,
+            len(row.columns),
+            len(row.digests),
+        )
+        for row in step.rows
+    )
+    form = (known, step.ranks, step.holding, places)
+    _once(form, partial(_check_rows_of_step, terms, step, what))
     for row in step.rows:
-        _check_place(report, row, what)
-        if not present.issuperset(row.ranks):
-            raise ReportError(f"{what} has rows of ranks that did not deliver it")
-        if len(row.columns) != len(report.families[row.family].columns):
-            raise ReportError(f"{what} has a row of {len(row.columns)} columns")
-        if row.digests and len(row.digests) != len(row.shards):
-            raise ReportError(f"{what} has {len(row.digests)} digests of {len(row.shards)} shards")
-        if any(value < 0.0 for value in row.columns) and _is_wrong(row, report):
+        if any(value < 0.0 for value in row.columns) and _is_wrong(row, terms):
             raise ReportError(f"{what} has a row with a negative value")
 
 
-def _is_wrong(row: NodeRow, report: NodeReport) -> bool:
+def _check_rows_of_step(terms: _Terms, step: NodeStep, what: str) -> None:
+    _check_places(terms, step, what)
+    for row in step.rows:
+        if len(row.columns) != len(terms.families[row.family].columns):
+            raise ReportError(f"{what} has a row of {len(row.columns)} columns")
+        if row.digests and len(row.digests) != len(row.shards):
+            raise ReportError(f"{what} has {len(row.digests)} digests of {len(row.shards)} shards")
+
+
+def _is_wrong(row: NodeRow, terms: _Terms) -> bool:
     """Return whether a negative value is in a column that has none."""
-    sent = report.families[row.family]
+    sent = terms.families[row.family]
     unsigned = _unsigned(sent.name)
     pairs = zip(sent.columns, row.columns, strict=True)
     return any(value < 0.0 and name in unsigned for name, value in pairs)
 
 
-def _check_steps(report: NodeReport, block: StepBlock) -> None:
+def _check_steps(report: NodeReport, terms: _Terms, known: bytes, block: StepBlock) -> None:
     form, count = block.form, len(block.sequences)
     what = f"block of step {block.sequences[0]}"
     _ascending(block.sequences, f"steps of {what}")
@@ -384,33 +523,51 @@ def _check_steps(report: NodeReport, block: StepBlock) -> None:
         raise ReportError(f"{what} has not as many steps and times as numbers")
     for seconds in block.times_unix_seconds:
         _finite(seconds, f"time of {what}")
-    if not form.ranks or len(form.counts) != len(form.places) or 0 in form.counts:
-        raise ReportError(f"{what} has no ranks, or counts that do not fit")
-    _ascending(form.ranks, f"ranks of {what}")
-    _below(form.ranks, report.world_size, f"ranks of {what}")
-    _below((form.holding,), len(report.holdings), f"holding of {what}")
-    _ascending(form.places, f"step columns of {what}")
-    _below(form.places, len(report.step_columns), f"step columns of {what}")
+    _once((known, form), partial(_check_form, terms, form, what))
     sizes = (8 * count * form.width, 4 * count * form.digests)
     if (len(block.values), len(block.digests)) != sizes:
         raise ReportError(f"{what} has {len(block.values)} and {len(block.digests)} bytes")
-    values, present, place = block.array(), set(form.ranks), form.first_of_rows
+    values, place = block.array(), form.first_of_rows
     if np.isnan(values[:, : len(form.places)]).any():
         raise ReportError(f"{what} has a value of no observation")
+    negative_W = (values[:, place:] < 0.0).any(axis=0)
+    if negative_W.any():
+        names = [(terms.families[row.family], at) for row in form.rows for at in row.places]
+        for at in np.flatnonzero(negative_W).tolist():
+            sent, column = names[at]
+            if sent.columns[column] in _unsigned(sent.name):
+                raise ReportError(f"{what} has a row with a negative value")
+
+
+def _check_form(terms: _Terms, form: StepForm, what: str) -> None:
+    if not form.ranks or len(form.counts) != len(form.places):
+        raise ReportError(f"{what} has no ranks, or counts that do not fit")
+    for number in form.counts:
+        if not 0 < number <= len(form.ranks):
+            raise ReportError(f"{what} has {number} observations on {len(form.ranks)} ranks")
+    _ascending(form.places, f"step columns of {what}")
+    _below(form.places, len(terms.step_columns), f"step columns of {what}")
+    _check_places(terms, form, what)
     for row in form.rows:
-        _check_place(report, row, what)
+        _ascending(row.places, f"columns of {what}")
+        _below(row.places, len(terms.families[row.family].columns), f"columns of {what}")
+
+
+def _check_places(terms: _Terms, step: NodeStep | StepForm, what: str) -> None:
+    """Check what rows are of: the same of no two, and only of ranks that delivered the step."""
+    _ascending(step.ranks, f"ranks of {what}")
+    _among(step.ranks, terms.ranks, f"ranks of {what}")
+    _below((step.holding,), len(terms.holdings), f"holding of {what}")
+    present, found = set(step.ranks), set()
+    for row in step.rows:
+        _check_place(terms, row, what)
         if not present.issuperset(row.ranks):
             raise ReportError(f"{what} has rows of ranks that did not deliver it")
-        sent = report.families[row.family]
-        _ascending(row.places, f"columns of {what}")
-        _below(row.places, len(sent.columns), f"columns of {what}")
-        own = values[:, place : place + len(row.places)]
-        place += len(row.places)
-        if own.min(initial=0.0) < 0.0 and any(
-            sent.columns[row.places[at]] in _unsigned(sent.name)
-            for at in np.flatnonzero((own < 0.0).any(axis=0)).tolist()
-        ):
-            raise ReportError(f"{what} has a row with a negative value")
+        assumed = terms.shares[row.share].assumed
+        own = row.ranks if assumed else (row.shards, row.replicas)
+        if (row.family, row.share, own) in found:
+            raise ReportError(f"{what} has two rows of share {row.share} of ranks {row.ranks[:8]}")
+        found.add((row.family, row.share, own))
 
 
 def _unsigned(family: str) -> frozenset[str]:
@@ -419,20 +576,28 @@ def _unsigned(family: str) -> frozenset[str]:
     return frozenset(column.name for column in columns if not column.signed)
 
 
-def _check_block(report: NodeReport, block: LayerBlock) -> None:
-    _check_place(report, block, "layer block")
-    _below((block.layout,), len(report.layouts), "layout of a layer block")
-    layers = len(report.layouts[block.layout].names)
-    columns = len(report.families[block.family].columns)
-    if len(block.values) != layers * columns * 8:
-        raise ReportError(f"a layer block of {layers} layers has {len(block.values)} bytes")
+def _check_table(terms: _Terms, known: bytes, layers: tuple[int, ...], table: NodeLayers) -> None:
+    places = tuple(
+        (own.family, own.share, own.layout, own.shards, own.replicas, own.ranks, len(own.values))
+        for own in table.blocks
+    )
+    _once((known, layers, places), partial(_check_blocks, terms, layers, table))
 
 
-def _check_place(report: NodeReport, row: NodeRow | LayerBlock | RowForm, what: str) -> None:
-    _below((row.family,), len(report.families), f"family of {what}")
-    _below((row.share,), len(report.shares), f"share of {what}")
-    share = report.shares[row.share]
-    _below(row.ranks, report.world_size, f"ranks of {what}")
+def _check_blocks(terms: _Terms, layers: tuple[int, ...], table: NodeLayers) -> None:
+    for block in table.blocks:
+        _check_place(terms, block, "layer block")
+        _among(block.ranks, terms.ranks, "ranks of a layer block")
+        _below((block.layout,), len(layers), "layout of a layer block")
+        number, columns = layers[block.layout], len(terms.families[block.family].columns)
+        if len(block.values) != number * columns * 8:
+            raise ReportError(f"a layer block of {number} layers has {len(block.values)} bytes")
+
+
+def _check_place(terms: _Terms, row: NodeRow | LayerBlock | RowForm, what: str) -> None:
+    _below((row.family,), len(terms.families), f"family of {what}")
+    _below((row.share,), len(terms.shares), f"share of {what}")
+    share = terms.shares[row.share]
     for indices, limit, name in (
         (row.shards, share.shard_count, "shards"),
         (row.replicas, share.replica_count, "replicas"),
@@ -457,6 +622,11 @@ def _ascending(numbers: Sequence[int], what: str) -> None:
 def _below(numbers: Sequence[int], limit: int, what: str) -> None:
     if numbers and max(numbers) >= limit:
         raise ReportError(f"{what}: {max(numbers)} is not below {limit}")
+
+
+def _among(ranks: Collection[int], known: Collection[int], what: str) -> None:
+    if strange := set(ranks).difference(known):
+        raise ReportError(f"{what}: {min(strange)} is none of the node's {len(known)} ranks")
 
 
 def _within(

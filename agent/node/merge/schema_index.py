@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mp_agent.inputs.files import as_utf8
 from mp_agent.records.columns import FAMILIES, STEP_COLUMNS, ColumnFamily, step_columns
 from mp_agent.records.columns.column import Algebra
-from mp_agent.records.reports import Layout, NodeShare
+from mp_agent.records.reports import Layout, NodeShare, layout_digest
 from mp_agent.records.schema import DATA_RANKS_FACT, Schema, Share
 
 _SCHEMAS_KEPT = 4096
@@ -156,7 +156,7 @@ class SchemaIndex:
         return self._shares[known]
 
     def _layout_index(self, names: tuple[str, ...], positions: tuple[int, ...]) -> int:
-        digest = hashlib.blake2b(repr((names, positions)).encode(), digest_size=16).digest()
+        digest = layout_digest(names, positions)
         if digest not in self._layouts:
             self._layouts[digest] = len(self.layouts)
             self.layouts.append(Layout(digest=digest, names=names, positions=positions))

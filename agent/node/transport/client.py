@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from mp_agent.errors import ReportError
+from mp_agent.errors import ReportTooLarge as ReportTooLarge  # for those that use this module
 from mp_agent.node.transport.pace import LONGEST_SECONDS as LONGEST_PACE_SECONDS
 from mp_agent.records.reports import (
     REPORT_BYTES_MAX,
@@ -74,10 +75,6 @@ def inflate(body: bytes, bytes_max: int) -> bytes:
     if not decompressor.eof:
         raise ReportError("not a report: it is truncated")
     return data
-
-
-class ReportTooLarge(ReportError):
-    """A report exceeds the size limit."""
 
 
 _FIRST_SECONDS = 0.5

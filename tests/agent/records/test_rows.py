@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mp_agent.errors import ReportError
+from mp_agent.errors import ReportError, ReportTooLarge
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records import reports
 from mp_agent.records.reports import (
@@ -20,6 +20,7 @@ from mp_agent.records.reports import (
     decode_report,
     encode_receipt,
     encode_report,
+    layout_digest,
 )
 from mp_agent.records.schema import FamilyColumns, Share
 from tests.agent.node.builders import gradient_row, make_record, make_schema, rank_layers, rank_step
@@ -48,10 +49,12 @@ def full_report() -> NodeReport:
         rank_layers(r, schemas[r], gradient_row(sum_squares=1.0)[None].repeat(2, 0)) for r in (2, 3)
     ]
     node.write_layers(1, tables)
-    return expanded(node.report())
+    return node.report()
 
 
-REPORT = full_report()
+SENT = full_report()
+REPORT = expanded(SENT)
+LAYOUT = REPORT.layouts[0]
 
 
 def changed(**changes: Any) -> bytes:
@@ -128,6 +131,11 @@ def test_an_absurd_size_is_refused_unread(monkeypatch):
         (changed(world_size=3), "expected_ranks: 3 is not below 3"),
         (changed(expected_ranks=(3, 2)), "expected_ranks do not ascend"),
         (changed(run=7), "`str`"),
+        (changed(known_ranks=(3, 2)), "known_ranks do not ascend"),
+        (changed(known_ranks=(2, 2, 3)), "known_ranks do not ascend"),
+        (changed(known_ranks=(1, 2)), "known_ranks: 1 is none of the node's 2 ranks"),
+        (changed(held=(1, 0)), "shares of holdings do not ascend"),
+        (changed(holdings=((0, 0),)), "shares of holdings do not ascend"),
         (changed(held=(9,)), "holdings: 9 is not below 2"),
         (changed(holdings=((9,),)), "holdings: 9 is not below 2"),
         (changed(sent_unix_seconds=math.inf), "sent_unix_seconds is inf"),
@@ -135,6 +143,10 @@ def test_an_absurd_size_is_refused_unread(monkeypatch):
         (changed(position=1), "steps are not those from 0 to 1"),
         (changed(after=9), "steps after 9 cannot end at 2"),
         (changed(steps=REPORT.steps[::-1]), "sequences of steps do not ascend"),
+        (changed(blocks=SENT.blocks), "sequences of steps and blocks are not unique"),
+        (changed(layouts=(replace(LAYOUT, names=("a", "c")),)), "digest .* is not its own"),
+        (changed(layouts=(replace(LAYOUT, names=("a",), positions=(0,)),)), "is not its own"),
+        (changed(layouts=(replace(LAYOUT, positions=(0,)),)), "as many positions as names"),
         (changed(families=(*REPORT.families, *REPORT.families)), "families are not unique"),
         (changed(families=(FamilyColumns("f", ("a", "a")),)), "columns of f are not unique"),
         (with_row(family=9), f"family of step 1: 9 is not below {len(REPORT.families)}"),
@@ -150,6 +162,8 @@ def test_an_absurd_size_is_refused_unread(monkeypatch):
             "ranks that did not deliver it",
         ),
         (with_step(nonfinite_gradients=OwnNonfinite(backward=0, ranks=())), "`int` >= 1"),
+        (with_step(ranks=(0, 1)), "ranks of step 1: 0 is none of the node's 2 ranks"),
+        (with_step(rows=2 * REPORT.steps[0].rows), "step 1 has two rows of share 0"),
         (with_row(share=4), "share of step 1: 4 is not below 2"),
         (with_row(shards=(2, 9)), "shards of step 1: 9 is not below 4"),
         (with_row(replicas=(1,)), "replicas of step 1: 1 is not below 1"),
@@ -165,6 +179,11 @@ def test_an_absurd_size_is_refused_unread(monkeypatch):
             with_step(values=(StepValue(count=2, value=math.nan), *REPORT.steps[0].values[1:])),
             "nan of 2",
         ),
+        (
+            with_step(values=(StepValue(count=3, value=1.0), *REPORT.steps[0].values[1:])),
+            "1.0 of 3 observations on 2 ranks",
+        ),
+        (with_block(ranks=(0,)), "ranks of a layer block: 0 is none of the node's 2 ranks"),
         (with_block(layout=3), "layout of a layer block: 3 is not below 1"),
         (with_block(values=b"\0" * 8), "a layer block of 2 layers has 8 bytes"),
     ],
@@ -172,6 +191,86 @@ def test_an_absurd_size_is_refused_unread(monkeypatch):
 def test_what_contradicts_itself_is_refused_and_named(data, message):
     with pytest.raises(ReportError, match=message):
         decode_report(data)
+
+
+@pytest.mark.parametrize(
+    ("limit", "what"),
+    [
+        ("ROWS_PER_REPORT", "rows"),
+        ("LAYERS_PER_REPORT", "layers"),
+        ("SHARES_PER_REPORT", "shares"),
+        ("HELD_PER_REPORT", "shares in holdings"),
+        ("COLUMNS_PER_REPORT", "columns"),
+    ],
+)
+def test_more_than_a_root_accepts_is_too_large(limit, what, monkeypatch):
+    """The sender leaves out its layers then, and does not send the same again for ever."""
+    monkeypatch.setattr(reports, "_passed", set())
+    monkeypatch.setattr(reports, limit, 1)
+    for report in (SENT, REPORT):
+        with pytest.raises(ReportTooLarge, match=rf"a report of \d+ {what}; the limit is 1"):
+            decode_report(encode_report(report))
+
+
+def test_rows_of_a_form_count_as_often_as_it_has_steps(monkeypatch):
+    node = SimNode(1, [2, 3], 4, fsdp)
+    for _ in range(200):
+        node.write()
+    report = node.report()
+    (form,) = {block.form for block in report.blocks}
+    rows = 200 * len(form.rows)
+    body = encode_report(report)
+    monkeypatch.setattr(reports, "ROWS_PER_REPORT", rows)
+    assert decode_report(body) == report
+    monkeypatch.setattr(reports, "ROWS_PER_REPORT", rows - 1)
+    with pytest.raises(ReportTooLarge, match=f"a report of {rows} rows"):
+        decode_report(body)
+
+
+def test_a_hundred_thousand_layers_are_accepted():
+    names = tuple(f"model.layers.{number}.weight" for number in range(100_000))
+    positions = tuple(range(100_000))
+    layout = replace(
+        LAYOUT, digest=layout_digest(names, positions), names=names, positions=positions
+    )
+    assert decode_report(changed(layouts=(layout,), layers=())).layouts == (layout,)
+
+
+def test_what_is_alike_in_most_reports_is_checked_once(monkeypatch):
+    checked: list[str] = []
+    place = reports._check_place
+
+    def noted(terms: Any, row: Any, what: str) -> None:
+        checked.append(what)
+        place(terms, row, what)
+
+    monkeypatch.setattr(reports, "_passed", set())
+    monkeypatch.setattr(reports, "_check_place", noted)
+    bodies = [encode_report(SENT), encode_report(REPORT)]
+    for _ in range(3):
+        for body in bodies:
+            decode_report(body)
+    assert sorted(set(checked)) == [
+        "block of step 1",
+        "block of step 2",
+        "layer block",
+        "step 1",
+        "step 2",
+    ]
+    rows = sum(len(step.rows) for step in REPORT.steps) * 2
+    assert len(checked) == rows + len(REPORT.layers[0].blocks)
+
+
+def test_what_has_passed_is_checked_again_where_it_refers_to_something_else():
+    for report in (SENT, REPORT):
+        decode_report(encode_report(report))
+        shares = tuple(replace(share, shard_count=2) for share in report.shares)
+        with pytest.raises(ReportError, match=r"shards of .* is not below 2"):
+            decode_report(encode_report(replace(report, shares=shares)))
+        with pytest.raises(ReportError, match=r"holding of .*: 0 is not below 0"):
+            decode_report(encode_report(replace(report, holdings=())))
+        with pytest.raises(ReportError, match="is none of the node's 1 ranks"):
+            decode_report(encode_report(replace(report, statuses=report.statuses[:1])))
 
 
 @pytest.mark.parametrize("value", [-1.0, -math.inf])

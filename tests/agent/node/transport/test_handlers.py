@@ -25,7 +25,7 @@ from mp_agent.node.transport.client import (
 from mp_agent.node.transport.pace import RateLimit
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.node.transport.service import ReportHandlers
-from mp_agent.records.reports import Layout, NodeReport, decode_receipt
+from mp_agent.records.reports import Layout, NodeReport, decode_receipt, layout_digest
 from mp_agent.ring.run_files import read_root_note
 from mp_agent.settings import Settings
 from tests.agent.node.transport.stubs import StubRun, make_receipt, make_report, named, serving
@@ -51,7 +51,8 @@ def run(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 def named_layers(count: int) -> NodeReport:
     """Return a report of so many layers, which is larger by 36 bytes for each."""
     names = tuple(f"model.layers.{number:05}.mlp.weight" for number in range(count))
-    layout = Layout(digest=b"of these", names=names, positions=tuple(range(count)))
+    positions = tuple(range(count))
+    layout = Layout(digest=layout_digest(names, positions), names=names, positions=positions)
     return make_report(1, layouts=(layout,))
 
 
