@@ -46,8 +46,11 @@ class LayerPlan:
     """Labels that earlier plans used and that stand for no layer any more."""
 
 
+_NAMES_KEPT = 2**19
+
+
 class LayerNames:
-    """Remembers every layer of the run; a name that turned out to be several keeps its suffix."""
+    """Remembers the layers of the run; a name that turned out to be several keeps its suffix."""
 
     def __init__(self) -> None:
         self._known: dict[str, set[Identity]] = {}
@@ -70,6 +73,8 @@ class LayerNames:
                 place = (source.rank, position)
                 places[identity] = min(place, places.get(identity, place))
         order = sorted(places, key=places.__getitem__)
+        if len(self._known) > _NAMES_KEPT:
+            self._known.clear()
         for identity in order:
             self._known.setdefault(identity[0], set()).add(identity)
         index = {identity: number for number, identity in enumerate(order)}

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from math import isnan
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +120,7 @@ class AlikeForms:
     """The forms of nodes whose rows are of one kind, without their numbers."""
 
     kind: StepKind
-    forms: Sequence["NodeForm"]
+    forms: Sequence["PlacedForm"]
 
     @cached_property
     def ranks(self) -> Places:
@@ -142,7 +144,7 @@ class AlikeNodes:
         self.places: dict[int, int] = {}
         self._last = AlikeForms(kind, ())
 
-    def forms(self, forms: Sequence["NodeForm"]) -> AlikeForms:
+    def forms(self, forms: Sequence["PlacedForm"]) -> AlikeForms:
         """Return what is known of these forms; nearly every step has the same ones."""
         if self._last.forms != forms:
             self._last = AlikeForms(self.kind, forms)
@@ -150,14 +152,27 @@ class AlikeNodes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PlacedForm:
+    """A form of a node that has a place among those whose rows are of the same kind."""
+
+    form: StepForm
+    place: int
+    ranks: Places
+    digest_ends: tuple[int, ...]
+    """Of each row, where its digests end among those of a step."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeForm:
     """A form as this agent reads it."""
 
-    form: StepForm
+    placed: PlacedForm
     nodes: AlikeNodes
-    place: int
-    """Of the node among those."""
-    ranks: Places
+
+    @property
+    def form(self) -> StepForm:
+        """The form as it was sent."""
+        return self.placed.form
 
 
 class Forms:
@@ -165,7 +180,8 @@ class Forms:
 
     def __init__(self, families: Iterable[ColumnFamily]) -> None:
         self._families = {family.name: family for family in families}
-        self._kinds: dict[StepKind, AlikeNodes] = {}
+        self._kinds: WeakValueDictionary[StepKind, AlikeNodes] = WeakValueDictionary()
+        """Those that the last form of a node, or an open step, is of."""
 
     def read(
         self,
@@ -208,7 +224,9 @@ class Forms:
         )
         nodes = self._kinds.setdefault(kind, AlikeNodes(kind))
         place = nodes.places.setdefault(number, len(nodes.places))
-        return NodeForm(form, nodes, place, np.array(form.ranks, dtype=np.intp))
+        sizes = (len(row.shards) if row.compared else 0 for row in form.rows)
+        ranks = np.array(form.ranks, dtype=np.intp)
+        return NodeForm(PlacedForm(form, place, ranks, tuple(accumulate(sizes))), nodes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,7 +251,7 @@ class AlikeSteps:
 
     def __init__(self, nodes: AlikeNodes) -> None:
         self._nodes = nodes
-        self._forms: list[NodeForm | None] = []
+        self._forms: list[PlacedForm | None] = []
         """By place; None of a node whose step is not here."""
         self._values = np.empty((0, nodes.kind.width))
         """[N, W], by place."""
@@ -241,10 +259,10 @@ class AlikeSteps:
 
     def add(self, rows: BlockRows, at: int) -> None:
         """Copy a node's step, which has this place in its block."""
-        place = rows.own.place
+        place = rows.own.placed.place
         if place >= len(self._forms):
             self._extend()
-        self._forms[place] = rows.own
+        self._forms[place] = rows.own.placed
         self._values[place] = rows.values[at]
         if rows.digests.size:
             self._digests[place] = rows.digests[at]
@@ -305,7 +323,7 @@ class UnitedSteps:
         """Yield a row's form and its digests, node by node."""
         digests = iter(self.digests)
         for own in self.alike.forms:
-            rows, found = own.form.rows, next(digests) if own.form.digests else ()
-            before = sum(len(row.shards) for row in rows[:number] if row.compared)
-            size = len(rows[number].shards) if rows[number].compared else 0
-            yield rows[number], tuple(map(int, found[before : before + size]))
+            ends = own.digest_ends
+            found = next(digests) if ends[-1] else ()
+            before = ends[number - 1] if number else 0
+            yield own.form.rows[number], tuple(map(int, found[before : ends[number]]))

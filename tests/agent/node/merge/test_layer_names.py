@@ -1,5 +1,6 @@
 """Layers of equal name: one tensor or several?"""
 
+from mp_agent.node.merge import node_layers
 from mp_agent.node.merge.node_layers import LayerNames, RankLayers
 from mp_agent.records.schema import Share
 from tests.agent.node.builders import gradient_row, make_schema, rank_layers
@@ -50,6 +51,15 @@ def test_a_name_that_turns_out_to_be_several_is_not_used_any_more():
 
     third = merge_node_layers([[table(0, stage(0, 1), "w", "b")]], 2, names=names)
     assert third.names == ("w@0-0", "b"), "it keeps the name although it is alone this time"
+
+
+def test_names_that_are_always_others_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(node_layers, "_NAMES_KEPT", 10)
+    names = LayerNames()
+    for number in range(50):
+        merged = merge_node_layers([[table(0, stage(0, 1), f"w{number}", "b")]], 2, names=names)
+        assert merged.names == (f"w{number}", "b")
+    assert len(names._known) <= 12
 
 
 def test_models_of_two_optimizers_are_told_apart():

@@ -1,6 +1,7 @@
 """Steps that are sent and merged as arrays say bit for bit what single steps say."""
 
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -191,3 +192,57 @@ def formed(**changes: Any) -> bytes:
 def test_a_block_that_contradicts_itself_is_refused_with_the_reason(body, reason):
     with pytest.raises(ReportError, match=reason):
         decode_report(body)
+
+
+def test_a_negative_value_is_found_next_to_one_that_is_absent():
+    values = REPORT.blocks[0].array().copy()
+    values[0, -1], values[1, -1] = float("nan"), -1.0
+    with pytest.raises(ReportError, match="negative"):
+        decode_report(forged(values=values.tobytes()))
+
+
+def test_kinds_of_rows_that_no_node_sends_any_more_are_forgotten():
+    """A node whose rows are of another kind each time would fill memory."""
+
+    def step_of(rank: int, sequence: int) -> RankStep:
+        share = Share(group=f"group of step {sequence}", replica_index=rank, replica_count=4)
+        return rank_step(rank, make_record(sequence, {}, [gradient_row(elements=4.0)]), share)
+
+    root = make_root(4)
+    nodes = [SimNode(number, ranks, 4, step_of) for number, ranks in enumerate([(0, 1), (2, 3)])]
+    for _ in range(20):
+        for node in nodes:
+            node.write()
+            node.acknowledge(root.receive(node.report(), 0.0, 5_000.0, own=node.number == 0))
+        (step,) = steps_of(root.close_ready(0.0))
+        assert step.coverage == 1.0
+    assert len(root._forms._kinds) == 1
+
+
+def merge_seconds(rows: int) -> float:
+    """Return how long a step takes that has so many rows with digests."""
+    form = REPORT.blocks[0].form
+    share = REPORT.shares[form.rows[0].share]
+    shares = tuple(replace(share, group=f"group {number}") for number in range(rows))
+    row = replace(form.rows[0], places=(), compared=True)
+    form = replace(form, rows=tuple(replace(row, share=number) for number in range(rows)))
+    digests = np.zeros(rows * len(row.shards), dtype="<u4").tobytes()
+    block = replace(REPORT.blocks[0], form=form, digests=digests, sequences=(1,), steps=(1,))
+    block = replace(
+        block,
+        times_unix_seconds=(1.0,),
+        values=block.values[: 8 * form.first_of_rows],
+    )
+    report = replace(REPORT, shares=shares, blocks=(block,), held=(), holdings=((0,),))
+    body = encode_report(report)
+    times = []
+    for _ in range(3):
+        began = time.process_time()
+        assert len(merged([decode_report(body)])) == 1
+        times.append(time.process_time() - began)
+    return min(times)
+
+
+def test_a_row_takes_no_longer_because_there_are_many():
+    merge_seconds(8)
+    assert merge_seconds(4_000) < 24 * merge_seconds(500)
