@@ -1,6 +1,6 @@
 """The nodes of an attempt as known to its root: their last reports, and the time since."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -15,6 +15,7 @@ from mp_agent.records.steps import EndReason
 
 _UNREPORTED = -1
 """Placeholder for all nodes that have not reported yet, where a step is awaited."""
+_SHARES_MIN = 1024
 
 
 @dataclass(slots=True)
@@ -29,6 +30,8 @@ class Node:
     layers_position: int
     """Sequences up to which its rows were merged, or are not needed."""
     last_report_seconds: float
+    ranks: tuple[int, ...] = ()
+    """Those with a status. No other node has them, unless this one is silent."""
     made_sequence: int = 0
     """The last step of the root's own ranks while this node still reported: it may have it, too."""
     end: EndReason = EndReason.RUNNING
@@ -40,6 +43,8 @@ class Node:
     """Shares that they held at the steps of the last report."""
     form: tuple[ReportColumns, NodeForm] | None = None
     """The last form of its steps, and what that refers to."""
+    tables: dict[int, int] = field(default_factory=dict)
+    """Bytes of its layer tables that are not merged, by sequence."""
 
     @property
     def newest(self) -> int:
@@ -57,11 +62,12 @@ class NodeRegistry:
         self._nodes: dict[int, Node] = {}
         self._own: Node | None = None
         self._homes: dict[int, int] = {}
-        """The node of each rank that was seen."""
+        """The node that has each rank."""
         self._expected: set[int] = set()
         """The ranks that the nodes have or expect."""
         self._shares: dict[NodeShare, NodeShare] = {}
         """Deduplicates equal shares of all nodes."""
+        self._shares_at_most = _SHARES_MIN
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -103,12 +109,21 @@ class NodeRegistry:
 
     def put(self, node: Node) -> None:
         """Add a node, or replace the one with its number."""
-        self._nodes[node.report.node_rank] = node
+        number = node.report.node_rank
+        if (former := self._nodes.get(number)) is not None:
+            node.tables = former.tables
+            self._leave(number, former.ranks)
+        # It is the final one once `update` has accepted it as that.
+        node.report = replace(node.report, final=False)
+        self._nodes[number] = node
         if node.own:
             self._own = node
 
-    def check(self, report: NodeReport, *, own: bool) -> None:
-        """Raise ReportError when a report contradicts what is known of the run."""
+    def check(self, report: NodeReport, now_seconds: float, *, own: bool) -> None:
+        """Raise ReportError when a report contradicts what is known of the run.
+
+        Ranks of a node that is silent may come to another one, and the root's own to it at once.
+        """
         number = report.node_rank
         if report.world_size != self._world_size:
             raise ReportError(
@@ -117,18 +132,18 @@ class NodeRegistry:
         known = self._nodes.get(number)
         if known is not None and known.own is not own:
             raise ReportError(f"two node agents claim to be node {number}")
-        for status in report.statuses:
+        for status in () if own else report.statuses:
             home = self._homes.get(status.rank, number)
-            if home != number:
+            if home != number and not self.silent(self._nodes[home], now_seconds):
                 raise ReportError(f"rank {status.rank} is on node {home}, not on {number}")
 
     def update(self, node: Node, report: NodeReport, now_seconds: float) -> None:
         """Update a node with a report, except for its rows.
 
-        After the final one only repeated ones can come: they are older.
+        One that is not final, and has no more than the final one, is older: it was repeated.
         """
         node.last_report_seconds = now_seconds
-        if node.report.final and not report.final:
+        if node.report.final and not report.final and report.position <= node.position:
             return
         node.end = run_end([status.end for status in report.statuses])
         node.behind = furthest_behind(report.statuses)
@@ -139,7 +154,7 @@ class NodeRegistry:
             before.holdings,
         )
         if not (same and node.holdings):
-            known = [self._shares.setdefault(share, share) for share in report.shares]
+            known = self._known(report.shares)
             node.held, *node.holdings = (
                 frozenset(known[i] for i in indices) for indices in (report.held, *report.holdings)
             )
@@ -157,12 +172,55 @@ class NodeRegistry:
             layers=(),
             layouts=(),
         )
-        self._homes.update((status.rank, report.node_rank) for status in report.statuses)
+        ranks = tuple([status.rank for status in report.statuses])
+        if ranks != node.ranks:
+            self._settle(node, ranks)
         if report.expected_ranks != before.expected_ranks:
-            self._expected.clear()
-            for other in self._nodes.values():
-                self._expected.update(other.report.expected_ranks)
+            self._count_expected()
         self._expected.update(report.expected_ranks)
+
+    def _settle(self, node: Node, ranks: tuple[int, ...]) -> None:
+        """Note which ranks a node has; those of silent nodes among them have left these."""
+        number = node.report.node_rank
+        for home in {self._homes.get(rank, number) for rank in ranks} - {number}:
+            self._leave(home, ranks)
+        for rank in node.ranks:
+            del self._homes[rank]
+        self._homes.update(dict.fromkeys(ranks, number))
+        node.ranks = ranks
+
+    def _leave(self, number: int, ranks: Collection[int]) -> None:
+        """Take ranks from a node, and forget it once it has none."""
+        node, gone = self._nodes[number], set(ranks)
+        for rank in gone.intersection(node.ranks):
+            del self._homes[rank]
+        node.ranks = tuple(rank for rank in node.ranks if rank not in gone)
+        if node.ranks:
+            report = node.report
+            left = tuple(status for status in report.statuses if status.rank not in gone)
+            known = tuple(rank for rank in report.known_ranks if rank not in gone)
+            expected = tuple(rank for rank in report.expected_ranks if rank not in gone)
+            node.report = replace(report, statuses=left, known_ranks=known, expected_ranks=expected)
+            node.behind = furthest_behind(left)
+        else:
+            del self._nodes[number]
+        self._count_expected()
+
+    def _count_expected(self) -> None:
+        self._expected.clear()
+        for node in self._nodes.values():
+            self._expected.update(node.report.expected_ranks)
+
+    def _known(self, shares: Sequence[NodeShare]) -> list[NodeShare]:
+        """Return the objects that stand for shares; forget those that no node holds any more."""
+        if len(self._shares) > self._shares_at_most:
+            nodes = self._nodes.values()
+            held = (
+                own for node in nodes for holding in (node.held, *node.holdings) for own in holding
+            )
+            self._shares = {share: share for share in held}
+            self._shares_at_most = max(_SHARES_MIN, 2 * len(self._shares))
+        return [self._shares.setdefault(share, share) for share in shares]
 
     def note_made(self, sequence: int, now_seconds: float) -> None:
         """Note the last step of the root's own ranks for the nodes that still report."""

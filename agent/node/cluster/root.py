@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mp_agent.errors import FailureLog
 from mp_agent.node.cluster.nodes import Node, NodeRegistry
-from mp_agent.node.cluster.reports import STEPS_KEPT
+from mp_agent.node.cluster.reports import STEPS_KEPT, WAITING_BYTES_MAX, row_bytes
 from mp_agent.node.collect.attempt import Assembler
 from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_expected_shares
 from mp_agent.node.merge.node_layers import LayerNames
@@ -26,6 +26,8 @@ from mp_agent.records.steps import EndReason, StepForm
 AHEAD_AT_MOST = 1024
 """Steps by which a node can be ahead of the root. Ranks of an attempt train together: rows further
 ahead belong to another attempt."""
+OPEN_TABLES_BYTES_MAX = 4 * WAITING_BYTES_MAX
+"""Bound on the layer tables of another node that wait to be merged; it keeps fewer itself."""
 FIRST_REPORT_SECONDS = 60.0
 """Time that steps stay open beyond their deadline for nodes that have never reported: their agents
 may be starting, and query the job's store for the root for half a minute. They keep their rows
@@ -141,7 +143,7 @@ class RootMerger:
         rows are missing that the node still has. Raises ReportError when the report contradicts
         what is known of the run.
         """
-        self.nodes.check(report, own=own)
+        self.nodes.check(report, now_seconds, own=own)
         node = self.nodes.get(report.node_rank)
         if node is None or node.report.session != report.session:
             if report.session in self._retired_sessions:
@@ -238,8 +240,8 @@ class RootMerger:
         gap = report.oldest < report.after > known
         layers_gap = report.layers_oldest < report.layers_after > layers_known
         limit = max(self.nodes.newest_here, self.steps.closed_sequence) + AHEAD_AT_MOST
-        ahead = report.newest > limit
-        return not node.own and (gap or layers_gap or ahead)
+        newest = max([report.newest, *(table.sequence for table in report.layers[-1:])])
+        return not node.own and (gap or layers_gap or newest > limit)
 
     def _add_steps(
         self, node: Node, report: NodeReport, now_seconds: float, time_unix_seconds: float
@@ -264,7 +266,7 @@ class RootMerger:
 
         Not those that have the row, or are closed.
         """
-        number, held = node.report.node_rank, node.holdings[of.holding]
+        number = node.report.node_rank
         for place, sequence in enumerate(sequences):
             if sequence <= node.position:
                 continue
@@ -276,7 +278,8 @@ class RootMerger:
             if entry is None:
                 entry = _OpenStep(StepMerge(sequence, self._world_size, self._families))
                 self._open[sequence] = entry
-            entry.held |= held
+            # Not before: of a report that comes again late, the node's holdings are other ones.
+            entry.held |= node.holdings[of.holding]
             yield place, entry.merge
 
     def _form(self, node: Node, form: StepForm, terms: ReportColumns) -> NodeForm:
@@ -295,8 +298,13 @@ class RootMerger:
 
     def _add_tables(self, node: Node, report: NodeReport, now_seconds: float) -> None:
         columns = ReportLayerColumns(report.families, report.shares, report.layouts)
+        closed = self.tables.closed_sequence
+        node.tables = {number: size for number, size in node.tables.items() if number > closed}
         for table in report.layers:
-            if max(node.layers_position, self.tables.closed_sequence) < table.sequence:
+            size = row_bytes(table)
+            room = node.own or sum(node.tables.values()) + size <= OPEN_TABLES_BYTES_MAX
+            if room and max(node.layers_position, closed) < table.sequence:
+                node.tables[table.sequence] = size
                 self.tables.add(report.node_rank, table.sequence, None, now_seconds)
                 entry = self._open_tables.get(table.sequence)
                 if entry is None:
