@@ -49,8 +49,10 @@ class StepBoundaries:
         self._alone: dict[str, int] = {}
         """Steps of other optimizers since the run's last, by label."""
         self._longest: dict[str, int] = {}
-        self.reaches_run = False
-        """A backward since the run's last step has made gradients of the run."""
+        self._reaches_run = False
+        """Another optimizer has stepped since the run's last step by such a backward."""
+        self._reached_in = 0
+        """Number of the last backward that has made gradients of the run."""
         self._first_sequence = 1
         """Sequence number of the first step since another optimizer took over."""
         self._longest_turn = 0
@@ -81,6 +83,10 @@ class StepBoundaries:
         self._same_pass = False
         self.step.clipped.clear()
 
+    def reaches_run(self) -> None:
+        """Record that the backward of this pass has made gradients of the run."""
+        self._reached_in = self._pass
+
     def gradients_change(self, labels: Collection[str] | None = None) -> None:
         """Mark what was measured so far as outdated: a backward starts.
 
@@ -100,7 +106,7 @@ class StepBoundaries:
         step.stepped.add(label)
         self.step = OpenStep(sequence=step.sequence + 1, begun_seconds=perf_counter())
         self._awaited = awaited
-        self.reaches_run = False
+        self._reaches_run = False
         self._ended = self._last = step
         self._same_pass = True
         for other, count in self._alone.items():
@@ -131,6 +137,7 @@ class StepBoundaries:
         step.settled.discard(label)
         if step is self.step:
             self._alone[label] = self._alone.get(label, 0) + 1
+            self._reaches_run |= self._has_reached_run(label)
             if step.sequence > 2 and label not in self._known:
                 self._lone[label] = self._pass, _as_own(step, watched)
         self.step.loss_outdated = self.step.losses > 0
@@ -155,7 +162,19 @@ class StepBoundaries:
         if alone >= limit:
             return True
         succeeds = label in self._lone and not self._in_turns
-        return succeeds and (not self.reaches_run or trains_the_model())
+        if not succeeds:
+            return False
+        reaches = self._reaches_run or self._has_reached_run(label)
+        return not reaches or trains_the_model()
+
+    def _has_reached_run(self, label: str) -> bool:
+        """Return whether a backward since an optimizer's lone step has made gradients of the run.
+
+        Before the first one only the last backward counts: those before it may be micro-batches
+        that a predecessor has left over.
+        """
+        since = self._lone[label][0] if label in self._lone else self._pass - 1
+        return self._reached_in > since
 
     def note_turn(self) -> None:
         """Record that the optimizer that was overtaken steps again: it had no successor."""
@@ -183,7 +202,7 @@ class StepBoundaries:
         self.step.measured.clear()
         self._first_sequence = self.step.sequence - (lone is not None)
         self._last, self._awaited = None, ()
-        self.reaches_run = False
+        self._reaches_run, self._reached_in = False, 0
         for kept in (self._companions, self._known, self._alone, self._longest):
             kept.clear()
         self._lone.clear()

@@ -183,7 +183,7 @@ class BackwardTracking:
                 plan, context.step.sequence, made_any=thread.gradients.touched
             )
             if thread.gradients.touched:
-                context.boundaries.reaches_run = True
+                context.boundaries.reaches_run()
             if context.step.losses > self._losses_before:
                 gradients, keeps = thread.gradients, plan.reducers.reduced() is False
                 # FSDP2 keeps elsewhere the gradients that it does not reduce.

@@ -512,6 +512,20 @@ class TestOneAfterTheOther:
         assert all((step.get("step_seconds") or 0.0) > 0.0 for step in steps[1:])
         assert watched.state().probe_errors == 0
 
+    @pytest.mark.parametrize("backwards", [1, 2])
+    def test_all_steps_count_where_backwards_without_a_step_are_left_over(self, watch, backwards):
+        """Micro-batches at the end of an epoch, a last evaluation of loss and gradient."""
+        watched, kept = watch(), []
+        for number in range(3):
+            kept.append((model := make_model(number), torch.optim.SGD(model.parameters())))
+            for seed in range(4):
+                kept[-1][1].zero_grad()
+                make_loss(model, seed).backward()
+                kept[-1][1].step()
+            for seed in range(backwards):
+                make_loss(model, seed).backward()
+        assert watched.steps_reported == 12
+
     @pytest.mark.slow
     def test_of_the_same_model_count_too(self, watch):
         watched, model = watch(), make_model()

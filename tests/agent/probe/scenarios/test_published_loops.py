@@ -349,6 +349,18 @@ class TestActorAndCritic:
         assert _squares_of_first(contents) == pytest.approx(squares, rel=1e-6)
         assert {record.values[_RATE] for record in contents.records} == {1e-3}
 
+    def test_a_world_model_that_steps_twice_after_the_actor_is_no_successor(self, watch):
+        """Neither of its backwards passes through the critic, but the actor's does."""
+        watched, critic, actor, world = watch(), make_model(0), torch.nn.Linear(4, 4), make_model(1)
+        optimizers = [torch.optim.Adam(each.parameters()) for each in (critic, actor, world)]
+        for step in range(8):
+            losses = [lambda: make_loss(critic), lambda: critic(actor(torch.ones(3, 4))).mean()]
+            for number in (0,) if step < 4 else (0, 1, 2, 2):
+                optimizers[number].zero_grad()
+                (losses[number]() if number < 2 else make_loss(world)).backward()
+                optimizers[number].step()
+        assert watched.steps_reported == 8
+
     @pytest.mark.slow
     def test_the_first_model_is_the_runs_again_when_its_turn_comes(self, watch):
         """Spinning Up's PPO: many steps of the policy, then many of the value function."""
