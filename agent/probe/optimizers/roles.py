@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from mp_agent.probe import accelerator
 from mp_agent.probe.optimizers.loop_order import GradientUse, ModelMode, any_of
 from mp_agent.probe.optimizers.parameter_names import has_gradient, optimizer_parameters
-from mp_agent.probe.optimizers.plan import MeasurementPlan, few_elements
+from mp_agent.probe.optimizers.plan import MeasurementPlan, change_count, few_elements
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.records.columns import LEARNING_RATES_ZERO, OPTIMIZER_NEVER_STEPS
 
@@ -144,6 +144,12 @@ class WatchedOptimizer:
             self._plan = self._make_plan(optimizer, self)
             self.betas_swapped = _has_swapped_betas(optimizer)
         return self._plan
+
+    def backwards_at_most(self) -> int:
+        """Return how many backwards may have made its gradients: each after the first adds."""
+        plan = self.plan()
+        gradients = [] if plan is None else [slot.parameter.grad for slot in plan.slots]
+        return max((1 + change_count(each) for each in gradients if each is not None), default=1)
 
     def still_has_swapped_betas(self) -> bool:
         """Return whether betas that were in the wrong order when the plan was made still are."""

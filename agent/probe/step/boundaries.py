@@ -241,7 +241,7 @@ def _as_own(step: OpenStep, watched: WatchedOptimizer) -> OpenStep:
     """Return what an optimizer did in a step as if it were the first one."""
     label, scalars = watched.label, {**step.scalars, "skipped": 0.0, **watched.scalars}
     scalars["step_seconds"] = perf_counter() - step.begun_seconds
-    return replace(
+    own = replace(
         step,
         scalars=scalars,
         totals={"": step.totals[label]} if label in step.totals else {},
@@ -251,6 +251,8 @@ def _as_own(step: OpenStep, watched: WatchedOptimizer) -> OpenStep:
         stepped={""},
         clipped=set(),
     )
+    own.keep_loss_of_successor(watched.backwards_at_most())
+    return own
 
 
 _FRAMEWORKS: dict[tuple[str, str], Callable[[Any], int]] = {

@@ -76,7 +76,10 @@ class OpenStep:
     """A loss was the sum of the two or more before it, whose gradients its own continue."""
     cleared_by: weakref.ref[Optimizer | nn.Module] | None = None
     """What last cleared its gradients while the run's optimizers were not known yet."""
-    loss_since_cleared: Scalar | None = None
+    losses_before: int | None = None
+    """Losses before that, or before a backward of another model followed one of the run's."""
+    loss_since: Scalar | None = None
+    """The sum of those since."""
     raw_loss: Scalar = 0.0
     """The part of the loss of which it is not known what it was before it was scaled."""
     factor: Scalar = 1.0
@@ -131,6 +134,7 @@ class OpenStep:
             self.losses, self.loss_outdated, self.raw_loss = 0, False, 0.0
             self.makes_gradients = self.makes_none = self.makes_parts = self.loss_repeats = False
             self.touched_places = frozenset()
+            self.cleared_by = self.losses_before = self.loss_since = None
         self.gradients_kept = False
         if raw:
             self.raw_loss = add(self.raw_loss, loss)
@@ -138,8 +142,8 @@ class OpenStep:
         if self.losses > 1 and _is_same(loss, self.loss_before_last):
             self.loss_repeats = True
         self.scalars["loss"] = add(self.loss_before_last, loss)
-        if self.cleared_by is not None:
-            self.loss_since_cleared = add(self.loss_since_cleared, loss)
+        if self.losses_before is not None:
+            self.loss_since = add(self.loss_since, loss)
         self.losses += 1
 
     def note_backward(self, places: frozenset[int], *, makes_none: bool) -> None:
@@ -152,16 +156,37 @@ class OpenStep:
 
     def note_cleared(self, owner: Optimizer | nn.Module) -> None:
         """Remember that `owner` clears its gradients, which may be those of the run."""
-        self.cleared_by, self.loss_since_cleared = weakref.ref(owner), None
+        self.cleared_by = weakref.ref(owner)
+        self.losses_before, self.loss_since = self.losses, None
 
     def drop_cleared_loss(self, clears_run: Callable[[Optimizer | nn.Module], bool]) -> None:
         """Leave out the loss of gradients that were cleared, now that it is known whose."""
         owner = None if self.cleared_by is None else self.cleared_by()
         self.cleared_by = None
-        if owner is None or self.loss_observed or self.loss_since_cleared is None:
-            return
-        if clears_run(owner):
-            self.scalars["loss"] = self.loss_since_cleared
+        if owner is not None and clears_run(owner):
+            self._drop_losses_before()
+        self.losses_before = None
+
+    def note_other_model(self) -> None:
+        """Note that the loss that was added last is of none of the run's gradients."""
+        if self.makes_gradients and self.losses_before is None:
+            self.losses_before, self.loss_since = self.losses - 1, self.last_loss
+
+    def keep_loss_of_successor(self, backwards: int) -> None:
+        """Leave out the losses of the model before; have none where its own are not known.
+
+        backwards: how many have made the successor's gradients, at most.
+        """
+        if self.cleared_by is None:
+            self._drop_losses_before()
+        if self.losses > backwards and not self.loss_observed:
+            self.drop_loss()
+
+    def _drop_losses_before(self) -> None:
+        before, loss = self.losses_before, self.loss_since
+        if before is not None and loss is not None and not self.loss_observed:
+            self.scalars["loss"], self.losses = loss, self.losses - before
+        self.losses_before = None
 
     def drop_loss(self) -> None:
         """Have no loss: the gradients are not those of the losses that were counted.

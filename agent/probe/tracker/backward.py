@@ -184,12 +184,16 @@ class BackwardTracking:
             )
             if thread.gradients.touched:
                 context.boundaries.reaches_run()
+            elif context.step.losses > self._losses_before:
+                context.step.note_other_model()
             if context.step.losses > self._losses_before:
                 gradients, keeps = thread.gradients, plan.reducers.reduced() is False
                 # FSDP2 keeps elsewhere the gradients that it does not reduce.
                 context.step.note_backward(
                     gradients.touched_places, makes_none=gradients.untouched and not keeps
                 )
+        elif context.step.losses > self._losses_before:
+            context.step.note_other_model()
         if raised:
             context.phases.training_raised()
         else:
@@ -226,6 +230,8 @@ class BackwardTracking:
                 step.note_cleared(owner)
             return
         if not first.is_cleared_by(owner):
+            if not first.alive and not step.gradients_kept:
+                step.note_cleared(owner)
             return
         first.use.clearing()
         if context.thread.weights.moved:

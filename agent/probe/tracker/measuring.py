@@ -131,6 +131,8 @@ class StepEnd:
         ended.scalars.setdefault("skipped", 0.0)
         if context.registry.begins_another_model():
             ended.scalars[ANOTHER_MODEL] = 1.0
+            if (first := context.registry.first) is not None:
+                ended.keep_loss_of_successor(first.backwards_at_most())
         context.recorder.end(ended, self._shield.pop_seconds())
         return context.boundaries.run_ended(label, awaited)
 

@@ -526,6 +526,50 @@ class TestOneAfterTheOther:
                 make_loss(model, seed).backward()
         assert watched.steps_reported == 12
 
+    @pytest.mark.parametrize("keeps", [False, True])
+    def test_the_next_models_first_loss_is_without_those_left_over(self, watch, keeps):
+        """Four micro-batches a step, of which two are left over at the end of an epoch."""
+        watched, kept, expected = watch(), [], []
+        for number in range(3):
+            model = make_model(number)
+            optimizer = torch.optim.SGD(model.parameters())
+            kept += [(model, optimizer)] if keeps else []
+            for seed in range(18):
+                loss = make_loss(model, seed)
+                loss.backward()
+                expected += [0.0] * (seed % 4 == 0 and seed < 16)
+                expected[-1] += loss.item() if seed < 16 else 0.0
+                if seed % 4 == 3:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        losses = [step.get("loss") for step in merged(watched)]
+        assert losses == pytest.approx(expected, rel=1e-6)
+
+    @pytest.mark.parametrize("clears", [False, True])
+    def test_the_next_models_first_loss_is_without_those_of_a_fit_by_hand(self, watch, clears):
+        """It is absent where nothing shows which losses are of its own gradients."""
+        watched, expected = watch(), []
+
+        def train(model: nn.Module) -> None:
+            optimizer = torch.optim.SGD(model.parameters())
+            for seed in range(3):
+                if clears or seed:
+                    optimizer.zero_grad()
+                (loss := make_loss(model, seed)).backward()
+                expected.append(loss.item())
+                optimizer.step()
+
+        train(make_model(0))
+        by_hand = make_model(1)
+        for seed in range(5):
+            make_loss(by_hand, seed).backward()
+        train(make_model(2))
+        losses = [step.get("loss") for step in merged(watched)]
+        if not clears:
+            assert losses.pop(3) is None
+            del expected[3]
+        assert losses == pytest.approx(expected, rel=1e-6)
+
     @pytest.mark.slow
     def test_of_the_same_model_count_too(self, watch):
         watched, model = watch(), make_model()
