@@ -109,6 +109,10 @@ class LoopOrder:
         for each in known:
             each.use.may_change()
 
+    def gradients_kept(self) -> None:
+        """Count the backwards so far as used: an engine has added up their gradients elsewhere."""
+        self._passes = []
+
     def script_changes_gradients(self) -> None:
         """Note that the step uses other gradients than backward has made, by the script's hand."""
         self._changed_by_script = True

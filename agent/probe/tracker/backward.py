@@ -245,6 +245,7 @@ class BackwardTracking:
         """Keep the loss so far although gradients will be cleared: they are kept elsewhere."""
         if not self._context.trains_other_model:
             self._context.step.gradients_kept = True
+            self._context.order.gradients_kept()
 
     def _connect(self) -> None:
         """Open the ring; of an optimizer that is not known, at the latest after many backwards."""

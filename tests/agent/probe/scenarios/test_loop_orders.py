@@ -28,7 +28,15 @@ from mp_agent.records.columns import (
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import RingContents, read_ring
 from tests.agent.probe.scenarios.loop_losses import HEALTHY, WRONG
-from tests.agent.probe.scenarios.loop_orders import OF_RANKS, RANKS, train_ranks
+from tests.agent.probe.scenarios.loop_orders import (
+    OF_RANKS,
+    RANKS,
+    STEPS,
+    classifier,
+    loss_of,
+    sgd,
+    train_ranks,
+)
 
 _STREAKS = (
     GRADIENTS_ADD_UP,
@@ -96,6 +104,20 @@ def test_a_wrong_loop_is_recorded_as_what_it_is(recorded, name):
 @pytest.mark.parametrize("name", sorted(HEALTHY))
 def test_a_healthy_loop_shows_no_mistake(recorded, name):
     assert recorded(HEALTHY[name]) == set()
+
+
+def test_micro_batches_whose_gradients_an_engine_adds_up_are_not_discarded(watch):
+    """Keras clears those of each, and keeps their sum in variables of its optimizer."""
+    watched, model = watch(), classifier()
+    optimizer = sgd(model)
+    for step in range(2 * STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        if step % 2:
+            optimizer.step()
+        else:
+            watched.probe._tracker.gradients_kept()
+    assert mistakes_in(watched.read()) == set()
 
 
 def test_ranks_show_each_what_is_wrong_with_their_loop_and_no_more(tmp_path: Path):
