@@ -24,6 +24,9 @@ NEVER_STEPPED = (
     f"gradients of an optimizer that has not stepped in {UNUSED_GRADIENTS_AT_MOST} backwards"
 )
 
+OTHER_GRADIENTS = "the loss of steps whose gradients are not those of all their backwards"
+"""The script puts them together itself, or runs a backward of another model, too."""
+
 
 class Phase(IntEnum):
     """Phase of a rank; written to the ring's header by each hook. Never renumbered."""

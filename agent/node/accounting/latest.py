@@ -9,6 +9,10 @@ from mp_agent.records.health import LatestValues
 from mp_agent.records.merged import MergedStep, OptimizerStep
 from mp_agent.records.views import DivergenceView, OptimizerView
 
+_LOSS_SEEN_BY = 64
+"""Steps by which a run whose loss can be seen has shown one."""
+UNSEEN_LOSS = "the loss, which no step of the run has shown"
+
 
 @dataclass(slots=True, kw_only=True)
 class LatestStep(Tracker):
@@ -32,6 +36,12 @@ class LatestStep(Tracker):
     nonfinite_since: dict[str, int] = field(default_factory=dict)
     """`loss` and `gradients`, while they are NaN or Inf, to the first step on which they were."""
     layer_interval_shortest_steps: int | None = None
+
+    @property
+    def loss_is_unseen(self) -> bool:
+        """Whether no step of the run has had a loss, of enough to tell."""
+        known = self.loss is not None or "loss" in self.nonfinite_since
+        return not known and self.last is not None and self.last.sequence >= _LOSS_SEEN_BY
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Account for a closed step."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mp_agent.node.accounting.accumulator import Accumulator, CounterStore
+from mp_agent.node.accounting.latest import UNSEEN_LOSS
 from mp_agent.node.accounting.learning import NEVER_STEPS
 from mp_agent.node.accounting.ranks import laggards, stalled
 from mp_agent.node.cluster.member import ClusterMember
@@ -16,8 +17,8 @@ from mp_agent.node.run.ledger import ProbeTotals
 from mp_agent.node.run.state import RunState
 from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.columns import TENSORS
-from mp_agent.records.health import LoopMistakes
-from mp_agent.records.steps import UNUSED_GRADIENTS_AT_MOST, EndReason
+from mp_agent.records.health import LatestValues, LoopMistakes
+from mp_agent.records.steps import OTHER_GRADIENTS, UNUSED_GRADIENTS_AT_MOST, EndReason
 from mp_agent.records.tensor_collections import FACT as COLLECTIONS_FACT
 from mp_agent.records.tensor_collections import TensorCollection, decode_collections
 from mp_agent.records.views import (
@@ -71,6 +72,7 @@ def run_export(
         view = replace(
             view,
             loop=_without_steps(view, attempt),
+            latest=_without_unknown_loss(view, attempt),
             thresholds=state.thresholds,
             attempts=state.attempts,
             script=state.script_findings,
@@ -111,12 +113,28 @@ def _without_steps(view: RunView, attempt: LocalAttempt) -> LoopMistakes:
     return replace(view.loop, steps=steps)
 
 
+def _without_unknown_loss(view: RunView, attempt: LocalAttempt) -> LatestValues:
+    """Return the last values; no earlier loss where the last step has none that is known."""
+    last = view.latest.step
+    unknown = any(OTHER_GRADIENTS in each.state.unsupported for each in attempt.sources.values())
+    if not unknown or last is None or last.get("loss") is not None:
+        return view.latest
+    return replace(view.latest, loss=None)
+
+
 def _own_features(state: RunState) -> tuple[str, ...]:
     """Return what this agent does not measure, in words."""
     conflicts = (NAME_CONFLICT_FEATURE,) if state.name_conflicts.active else ()
     progress = state.account.progress
     unread = (BASELINE_FEATURE,) if state.unread_baseline else ()
-    return (*conflicts, *unread, *progress.collections.unmatched, *progress.misreadings.features)
+    unseen = (UNSEEN_LOSS,) if progress.latest.loss_is_unseen else ()
+    return (
+        *conflicts,
+        *unread,
+        *unseen,
+        *progress.collections.unmatched,
+        *progress.misreadings.features,
+    )
 
 
 def _layers(account: Accumulator) -> Iterator[LayerView]:

@@ -24,7 +24,7 @@ from mp_agent.records.columns import (
     LATE_CLIPPING,
     LOSS_FACTOR,
 )
-from mp_agent.records.steps import Phase
+from mp_agent.records.steps import OTHER_GRADIENTS, Phase
 
 _MADE_ONLY_NOW = "made only now"
 
@@ -184,9 +184,6 @@ class Succession:
             self._step_end.after_step()
 
 
-OWN_GRADIENTS = "the loss of steps whose gradients the script itself puts together"
-
-
 class GradientMeasuring:
     """Hands gradients to the recorder, once per step and optimizer unless a backward follows."""
 
@@ -304,7 +301,7 @@ class GradientMeasuring:
         gradients, step = context.thread.gradients, context.boundaries.step
         if self._has_other_gradients(step, point):
             step.drop_loss()
-            context.note_unsupported(OWN_GRADIENTS)
+            context.note_unsupported(OTHER_GRADIENTS)
         if context.order.discarded and gradients.moved:
             context.order.script_changes_gradients()
         measures_late = point in ("clip", "optimizer_step") and not self._gradients_change

@@ -15,9 +15,11 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
+from mp_agent.node.accounting.latest import UNSEEN_LOSS
 from mp_agent.node.accounting.loss_scale import CLIPPED, SCALED, WINDOW_STEPS
 from mp_agent.node.conditions import tracker
 from mp_agent.node.run.run import Run
+from mp_agent.records.steps import OTHER_GRADIENTS
 from mp_agent.ring import locations
 from mp_agent.settings import Settings
 from tests.agent.node.shown import shown
@@ -570,3 +572,70 @@ class TestReplacedGradients:
         assert "MpAgentGradientNonFinite,warning" in conditions(values)
         assert "first_nonfinite_info{44,,,backward}" in values
         assert values["grad_nonfinite_replaced_steps_total"] >= 3
+
+
+class TestALossThatIsNotThatOfTheGradients:
+    @pytest.mark.parametrize("mode", [True, False])
+    def test_is_not_shown_once_it_is_named(self, judge, mode):
+        """A surrogate model makes adversarial inputs; the loss of step 1 has its own in it."""
+
+        def loop() -> None:
+            model, surrogate = make_model(), make_model(1).train(mode)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+            for step in range(4):
+                optimizer.zero_grad()
+                inputs, targets = batch(step)
+                inputs.requires_grad_()
+                (1000.0 * surrogate(inputs).square().mean()).backward()
+                moved = inputs.detach() + 0.01 * gradient_of(inputs).sign()
+                (model(moved) - targets).square().mean().backward()
+                optimizer.step()
+
+        values = judge(loop)
+        assert unsupported(values) == {OTHER_GRADIENTS}
+        assert "loss" not in values
+
+    def test_is_shown_again_where_a_later_step_has_one(self, judge):
+        def loop() -> None:
+            model = make_model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+            for step in range(4):
+                for _ in range(2 if step < 3 else 1):
+                    optimizer.zero_grad()
+                    loss_of(model, step).backward()
+                for parameter in model.parameters() if step < 3 else ():
+                    parameter.grad = 2.0 * gradient_of(parameter)
+                optimizer.step()
+
+        values = judge(loop)
+        assert unsupported(values) == {OTHER_GRADIENTS}
+        assert values["loss"] > 0.0
+
+
+class TestALossThatIsNeverSeen:
+    @staticmethod
+    def of_several_numbers(model: nn.Module, step: int) -> None:
+        losses = (model(batch(step)[0]) - batch(step)[1]).square()
+        losses.backward(torch.full_like(losses, 1.0 / losses.numel()))
+
+    @staticmethod
+    def without_backward(model: nn.Module, step: int) -> None:
+        parameters = list(model.parameters())
+        found = torch.autograd.grad(loss_of(model, step), parameters)
+        for parameter, gradient in zip(parameters, found, strict=True):
+            parameter.grad = gradient
+
+    @pytest.mark.parametrize("steps", [63, 64])
+    @pytest.mark.parametrize("make", [of_several_numbers, without_backward])
+    def test_is_named_after_64_steps(self, judge, make, steps):
+        def loop() -> None:
+            model = make_model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+            for step in range(steps):
+                optimizer.zero_grad()
+                make(model, step)
+                optimizer.step()
+
+        values = judge(loop)
+        assert "loss" not in values
+        assert (UNSEEN_LOSS in unsupported(values)) == (steps == 64)

@@ -5,6 +5,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from mp_agent.records.columns import GRADIENT_POSITIONS, STEP_COLUMN_NAMES
+from mp_agent.records.steps import OTHER_GRADIENTS
 from tests.agent.probe.rings import read_ring
 from tests.agent.probe.small_model import gradient_of, make_loss, make_model, sum_squares
 
@@ -165,7 +166,7 @@ class TestGradientsChangedByTheScript:
 class TestGradientsThatTheScriptPutsTogether:
     """The loss is unknown where the gradients are not those of the backwards that were seen."""
 
-    UNKNOWN = ("the loss of steps whose gradients the script itself puts together",)
+    UNKNOWN = (OTHER_GRADIENTS,)
 
     @pytest.mark.parametrize("sets", ["another tensor", "in place"])
     def test_projected_gradients_of_several_tasks_have_no_loss(self, watch, sets):
