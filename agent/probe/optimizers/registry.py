@@ -351,7 +351,7 @@ class OptimizerRegistry:
             if plan is not None and not watched.stepped_in_pass and held < plan.identities:
                 return watched  # known by clipping alone; it follows the one that steps
         if self.first is None:
-            if self._trains_numbers_of_no_module(optimizer):
+            if self._trains_numbers_of_no_model(optimizer):
                 self._numbers = self._add(optimizer, Role.SEPARATE)
                 return self._numbers
             return self._add(optimizer, Role.FIRST)
@@ -399,21 +399,22 @@ class OptimizerRegistry:
         held = {identity for plan in self.plans_of_run() for identity in plan.identities}
         return self._plan_maker.trains_rest_of_model(optimizer, held)
 
-    def _trains_numbers_of_no_module(self, optimizer: Optimizer) -> bool:
-        """Return whether it has single numbers of no module alone, and another one has a module.
+    def _trains_numbers_of_no_model(self, optimizer: Optimizer) -> bool:
+        """Return whether it has single numbers of no model alone, and another one has a model.
 
-        Soft actor-critic steps its temperature first; the run is that of the networks.
+        Soft actor-critic steps its temperature first; the run is that of the networks. A module
+        around a single number is no model.
         """
         parameters = list(optimizer_parameters(optimizer))
         if any(is_lazy(each) or each.numel() != 1 for each in parameters):
             return False
         live = self._plan_maker.live_objects()
-        if root_module(live.modules, parameters) is not None:
+        if _trains_a_model(live.modules, parameters):
             return False
         others = distinct([*self._new.all(), *live.optimizers])
         held = [list(optimizer_parameters(each)) for each in others if each is not optimizer]
         self._plan_maker.forget_live_objects()
-        return any(root_module(live.modules, each) is not None for each in held)
+        return any(_trains_a_model(live.modules, each) for each in held)
 
     def _make_engine_plan(self, engine: OwningEngine, watched: WatchedOptimizer) -> MeasurementPlan:
         plan = engine.make_plan(watched.label)
@@ -439,6 +440,13 @@ class _Trained:
         root = None if self.root is None else self.root()
         trained = any(id(each) in known for each in parameters)
         return trained or (root is not None and holds_any(root, parameters))
+
+
+def _trains_a_model(modules: Sequence[nn.Module], parameters: Sequence[torch.Tensor]) -> bool:
+    """Return whether any of `parameters` is in a module of more than a single number."""
+    root = root_module(modules, parameters)
+    held = [] if root is None else [each for _, each in held_parameters(root)]
+    return len(held) > 1 or any(is_lazy(each) or each.numel() != 1 for each in held)
 
 
 def _reference_to(module: nn.Module | None) -> "weakref.ref[nn.Module] | None":

@@ -102,10 +102,13 @@ class TestOneAfterTheOther:
         assert seen.contents.column("loss") == pytest.approx(expected)
         assert not any(map(isnan, seen.of("1")))
 
-    def test_a_temperature_that_steps_first_is_not_the_run(self, watch):
-        """Soft actor-critic of Stable-Baselines3."""
+    @pytest.mark.parametrize("in_a_module", [False, True])
+    def test_a_temperature_that_steps_first_is_not_the_run(self, watch, in_a_module):
+        """Soft actor-critic of Stable-Baselines3, and of d3rlpy, which puts it in a module."""
         watched, ((critic, _), (one, _)) = watch(), two()
-        log_alpha = torch.ones(1).log().requires_grad_()
+        holder, log_alpha = nn.Module(), nn.Parameter(torch.ones(1).log())
+        if in_a_module:
+            holder.number = log_alpha
         temperature = torch.optim.SGD([log_alpha], lr=1e-3)
         losses, norms = [], []
         for seed in range(4):
