@@ -39,7 +39,7 @@ class LatestStep(Tracker):
 
     @property
     def loss_is_unseen(self) -> bool:
-        """Whether no step of the run has had a loss, of enough to tell."""
+        """Whether no step of the run has had a loss, of as many as show one."""
         known = self.loss is not None or "loss" in self.nonfinite_since
         return not known and self.last is not None and self.last.sequence >= _LOSS_SEEN_BY
 
