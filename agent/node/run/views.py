@@ -72,7 +72,7 @@ def run_export(
         view = replace(
             view,
             loop=_without_steps(view, attempt),
-            latest=_without_unknown_loss(view, attempt),
+            latest=_without_unknown_loss(view, state),
             thresholds=state.thresholds,
             attempts=state.attempts,
             script=state.script_findings,
@@ -113,10 +113,10 @@ def _without_steps(view: RunView, attempt: LocalAttempt) -> LoopMistakes:
     return replace(view.loop, steps=steps)
 
 
-def _without_unknown_loss(view: RunView, attempt: LocalAttempt) -> LatestValues:
+def _without_unknown_loss(view: RunView, state: RunState) -> LatestValues:
     """Return the last values; no earlier loss where the last step has none that is known."""
-    last = view.latest.step
-    unknown = any(OTHER_GRADIENTS in each.state.unsupported for each in attempt.sources.values())
+    last, sources = state.account.progress.last, state.attempt.sources.values()
+    unknown = any(OTHER_GRADIENTS in each.state.unsupported for each in sources)
     if not unknown or last is None or last.get("loss") is not None:
         return view.latest
     return replace(view.latest, loss=None)
