@@ -14,8 +14,7 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
-from mp_agent.errors import ReportError
-from mp_agent.errors import ReportTooLarge as ReportTooLarge  # for those that use this module
+from mp_agent.errors import ReportError, ReportTooLarge
 from mp_agent.node.transport.pace import LONGEST_SECONDS as LONGEST_PACE_SECONDS
 from mp_agent.records.reports import (
     REPORT_BYTES_MAX,

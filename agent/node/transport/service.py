@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 from aiohttp import web
 
-from mp_agent.errors import ReportError, SettingError
+from mp_agent.errors import ReportError, ReportTooLarge, SettingError
 from mp_agent.node.endpoint import Endpoint, client_tls
 from mp_agent.node.transport.client import (
     BODY_BYTES_MAX,
@@ -23,7 +23,6 @@ from mp_agent.node.transport.client import (
     ROWS_PATH,
     URGENT,
     PushClient,
-    ReportTooLarge,
     RunOnNode,
     inflate,
     unpack,

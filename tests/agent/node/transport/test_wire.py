@@ -2,9 +2,9 @@ import zlib
 
 import pytest
 
-from mp_agent.errors import ReportError
+from mp_agent.errors import ReportError, ReportTooLarge
 from mp_agent.node.transport import client
-from mp_agent.node.transport.client import ReportTooLarge, pack, unpack
+from mp_agent.node.transport.client import pack, unpack
 from tests.agent.node.transport.stubs import make_report
 
 
