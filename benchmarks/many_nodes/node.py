@@ -13,7 +13,7 @@ from mp_agent.node.collect.attempt import LocalAttempt, LocalStep
 from mp_agent.node.collect.rank_source import RankSource
 from mp_agent.node.merge.schema_index import SchemaIndex, _weights_name
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.reports import KnownNode, NodeLayers, NodeReport, RankStatus, Receipt
+from mp_agent.records.node_report import KnownNode, NodeLayers, NodeReport, RankStatus, Receipt
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason, LayerTable, Phase, RankState, StepRecord
 from mp_agent.ring.reader import RingReader

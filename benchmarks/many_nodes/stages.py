@@ -19,7 +19,8 @@ from mp_agent.node.conditions.tracker import JUDGE_INTERVAL_SECONDS
 from mp_agent.node.transport.client import pack, unpack
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.reports import NodeReport, decode_receipt, encode_receipt
+from mp_agent.records.node_report import NodeReport
+from mp_agent.records.reports import decode_receipt, encode_receipt
 from mp_agent.settings import Settings
 
 T = TypeVar("T")

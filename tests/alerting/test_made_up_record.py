@@ -19,7 +19,7 @@ from mp_agent.alerting.durations import duration
 from mp_agent.alerting.expressions import Compare, Series, limit
 from mp_agent.alerting.rules import RULES_FILE, render_rules
 from mp_agent.alerting.values import Severity, values_in_force
-from mp_agent.backtest import judge
+from mp_agent.backtest import past_runs
 from mp_agent.backtest.log.training_log import Point, TrainingLog
 from mp_agent.catalog.metric import gauge, info
 from mp_agent.catalog.metrics import METRICS
@@ -138,12 +138,12 @@ def test_it_is_muted_while_its_cause_fires(
 def test_a_log_without_what_it_needs_does_not_show_it(
     condition: Condition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judge, "CONDITIONS", (condition,))
+    monkeypatch.setattr(past_runs, "CONDITIONS", (condition,))
     log = TrainingLog(name="run", source="x.csv", format="csv", points=(Point(step=1, loss=2.0),))
-    (blind,) = judge.blind_spots(log)
+    (blind,) = past_runs.blind_spots(log)
     assert blind.reason == "the log does not hold outputs of modules"
     scraped = replace(log, quantities=frozenset({Quantity.ACTIVATIONS}))
-    assert list(judge.blind_spots(scraped)) == []
+    assert list(past_runs.blind_spots(scraped)) == []
 
 
 def test_its_knob_makes_it_less_sensitive(condition: Condition) -> None:

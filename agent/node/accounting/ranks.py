@@ -11,7 +11,7 @@ from mp_agent.node.accounting.tracker import AccountContext, Tracker
 from mp_agent.node.accounting.windows import median
 from mp_agent.records.health import Laggard, OddRank, Straggler
 from mp_agent.records.merged import MergedStep, RankValues
-from mp_agent.records.reports import RankStatus
+from mp_agent.records.node_report import RankStatus
 from mp_agent.records.steps import EndReason, FloatArray, Phase
 
 _TRAINING = frozenset(

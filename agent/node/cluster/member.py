@@ -10,8 +10,7 @@ from mp_agent.node.collect.attempt import LocalAttempt, LocalStep
 from mp_agent.node.collect.rank_source import furthest_behind
 from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.reduction import reduced_statistics
-from mp_agent.records.reports import (
+from mp_agent.records.node_report import (
     KnownNode,
     LayerBlock,
     NodeLayers,
@@ -19,6 +18,7 @@ from mp_agent.records.reports import (
     RankStatus,
     Receipt,
 )
+from mp_agent.records.reduction import reduced_statistics
 from mp_agent.records.steps import EndReason, Phase
 from mp_agent.settings import Settings
 

@@ -10,7 +10,7 @@ from mp_agent.errors import ReportError
 from mp_agent.node.collect.rank_source import furthest_behind, run_end
 from mp_agent.node.merge.run_steps import ReportColumns
 from mp_agent.node.merge.step_blocks import NodeForm
-from mp_agent.records.reports import KnownNode, NodeReport, NodeShare, RankStatus
+from mp_agent.records.node_report import KnownNode, NodeReport, NodeShare, RankStatus
 from mp_agent.records.steps import EndReason
 
 _UNREPORTED = -1

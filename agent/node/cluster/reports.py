@@ -14,7 +14,7 @@ from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.node.merge.schema_index import SchemaIndex
 from mp_agent.node.merge.step_blocks import in_blocks
 from mp_agent.records.columns import ColumnFamily
-from mp_agent.records.reports import (
+from mp_agent.records.node_report import (
     TABLES_PER_REPORT,
     LayerBlock,
     Layout,

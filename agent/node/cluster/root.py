@@ -19,7 +19,7 @@ from mp_agent.node.merge.step_blocks import BlockRows, Forms, NodeForm
 from mp_agent.records.columns import FAMILIES, ColumnFamily
 from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.reports import NodeReport, NodeShare, NodeStep, Receipt
+from mp_agent.records.node_report import NodeReport, NodeShare, NodeStep, Receipt
 from mp_agent.records.schema import FamilyColumns
 from mp_agent.records.steps import EndReason, StepForm
 

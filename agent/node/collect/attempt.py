@@ -12,7 +12,7 @@ from mp_agent.node.merge.node_layers import RankLayers, reduce_layers
 from mp_agent.node.merge.node_steps import RankStep, observed_columns, reduce_step
 from mp_agent.node.merge.schema_index import SchemaIndex
 from mp_agent.records.flight import Segment
-from mp_agent.records.reports import NodeLayers, NodeStep, RankStatus
+from mp_agent.records.node_report import NodeLayers, NodeStep, RankStatus
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason, LayerTable
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mp_agent.errors import RingError
 from mp_agent.records.columns import GRADIENTS
-from mp_agent.records.reports import RankStatus
+from mp_agent.records.node_report import RankStatus
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import EndReason, FloatArray, LayerTable, Phase, RankState, StepRecord
 from mp_agent.ring.reader import RingReader

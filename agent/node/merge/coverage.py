@@ -8,7 +8,7 @@ import numpy as np
 
 from mp_agent.records.columns import GRADIENTS, STATE, ColumnFamily
 from mp_agent.records.merged import FIRST
-from mp_agent.records.reports import LayerBlock, Layout, NodeShare
+from mp_agent.records.node_report import LayerBlock, Layout, NodeShare
 from mp_agent.records.steps import FloatArray
 
 Row = TypeVar("Row")

@@ -18,7 +18,7 @@ from mp_agent.node.merge.schema_index import Indices as Places
 from mp_agent.records.columns import (
     ColumnFamily,
 )
-from mp_agent.records.reports import NodeRow, NodeShare
+from mp_agent.records.node_report import NodeRow, NodeShare
 from mp_agent.records.steps import FloatArray, RowForm
 
 Columns = tuple[float, ...]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mp_agent.node.merge.node_steps import fitted
 from mp_agent.node.merge.schema_index import SchemaIndex, SchemaMapping, SharePlace
 from mp_agent.records.columns import Column, ColumnFamily
-from mp_agent.records.reports import LayerBlock, Layout, NodeLayers
+from mp_agent.records.node_report import LayerBlock, Layout, NodeLayers
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray
 

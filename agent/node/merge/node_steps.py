@@ -15,7 +15,7 @@ from mp_agent.records.columns import (
     STEP_COLUMNS_BY_NAME,
     ColumnFamily,
 )
-from mp_agent.records.reports import (
+from mp_agent.records.node_report import (
     BatchSample,
     NodeRow,
     NodeStep,

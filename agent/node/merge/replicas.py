@@ -19,7 +19,7 @@ from mp_agent.records.columns import (
     shows_reduction,
 )
 from mp_agent.records.merged import Comparison, Reduction
-from mp_agent.records.reports import NodeRow, WeightSample
+from mp_agent.records.node_report import NodeRow, WeightSample
 from mp_agent.records.steps import RowForm
 
 _REPLICAS = "replicas of wrappers"

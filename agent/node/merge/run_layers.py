@@ -16,7 +16,7 @@ from mp_agent.node.merge.coverage import (
 )
 from mp_agent.node.merge.node_layers import LayerNames, LayerPlan, LayerSource, fold
 from mp_agent.records.columns import FAMILIES, Column, ColumnFamily, by_name
-from mp_agent.records.reports import LayerBlock, Layout, NodeLayers, NodeShare
+from mp_agent.records.node_report import LayerBlock, Layout, NodeLayers, NodeShare
 from mp_agent.records.schema import FamilyColumns
 from mp_agent.records.steps import FloatArray
 from mp_agent.records.views import LayerView

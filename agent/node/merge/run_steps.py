@@ -29,7 +29,7 @@ from mp_agent.records.columns import (
 from mp_agent.records.columns.column import Algebra
 from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.merged import MergedStep, OptimizerStep, RankValues
-from mp_agent.records.reports import NodeRow, NodeShare, NodeStep, OwnNonfinite, StepValue
+from mp_agent.records.node_report import NodeRow, NodeShare, NodeStep, OwnNonfinite, StepValue
 from mp_agent.records.schema import FamilyColumns
 from mp_agent.records.steps import FloatArray
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mp_agent.inputs.files import as_utf8
 from mp_agent.records.columns import FAMILIES, STEP_COLUMNS, ColumnFamily, step_columns
 from mp_agent.records.columns.column import Algebra
-from mp_agent.records.reports import Layout, NodeShare, layout_digest
+from mp_agent.records.node_report import Layout, NodeShare, layout_digest
 from mp_agent.records.schema import DATA_RANKS_FACT, Schema, Share
 
 _SCHEMAS_KEPT = 4096

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mp_agent.node.merge.coverage import GroupKey, group_key
 from mp_agent.node.merge.family_rows import AlikeRows
 from mp_agent.records.columns import STEP_COLUMNS_BY_NAME, ColumnFamily
-from mp_agent.records.reports import NodeShare, NodeStep
+from mp_agent.records.node_report import NodeShare, NodeStep
 from mp_agent.records.schema import FamilyColumns
 from mp_agent.records.steps import FloatArray, RowForm, StepBlock, StepForm
 

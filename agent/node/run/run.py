@@ -34,7 +34,7 @@ from mp_agent.node.run.views import (
 from mp_agent.node.series.snapshot_builder import RunExport
 from mp_agent.records.flight import FlightRequest
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.reports import KnownNode, NodeReport, Receipt
+from mp_agent.records.node_report import KnownNode, NodeReport, Receipt
 from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import EndReason
 from mp_agent.records.views import ScriptFindings

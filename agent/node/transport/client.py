@@ -16,14 +16,8 @@ import msgspec
 
 from mp_agent.errors import ReportError, ReportTooLarge
 from mp_agent.node.transport.pace import LONGEST_SECONDS as LONGEST_PACE_SECONDS
-from mp_agent.records.reports import (
-    REPORT_BYTES_MAX,
-    KnownNode,
-    NodeReport,
-    Receipt,
-    decode_report,
-    encode_report,
-)
+from mp_agent.records.node_report import KnownNode, NodeReport, Receipt
+from mp_agent.records.reports import REPORT_BYTES_MAX, decode_report, encode_report
 from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import EndReason
 

@@ -18,7 +18,8 @@ from mp_agent.node.transport.client import (
     RunOnNode,
 )
 from mp_agent.node.transport.root_address import RootAddress
-from mp_agent.records.reports import Receipt, decode_receipt
+from mp_agent.records.node_report import Receipt
+from mp_agent.records.reports import decode_receipt
 from mp_agent.records.steps import EndReason
 from mp_agent.records.views import TransportView
 

@@ -29,7 +29,8 @@ from mp_agent.node.transport.client import (
 )
 from mp_agent.node.transport.pace import Load, PushPace, RateLimit
 from mp_agent.node.transport.root_link import RootLink
-from mp_agent.records.reports import NodeReport, decode_report, encode_receipt
+from mp_agent.records.node_report import NodeReport
+from mp_agent.records.reports import decode_report, encode_receipt
 from mp_agent.ring.run_files import is_base_url
 from mp_agent.settings import Settings
 

@@ -8,8 +8,8 @@ import pytest
 
 from mp_agent.alerting.site import site_values
 from mp_agent.alerting.values import values_in_force
-from mp_agent.backtest.judge import play
 from mp_agent.backtest.log.training_log import Point
+from mp_agent.backtest.past_runs import play
 from mp_agent.backtest.results import RunResult
 from mp_agent.node.conditions import tracker
 from tests.agent.backtest.builders import broken_points, healthy_points, log_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mp_agent.alerting.values import values_in_force
-from mp_agent.backtest.judge import play
+from mp_agent.backtest.past_runs import play
 from mp_agent.backtest.report import as_html
 from mp_agent.backtest.results import Failure, RunResult
 from tests.agent.backtest.builders import broken_points, healthy_points, log_of

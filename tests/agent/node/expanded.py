@@ -5,7 +5,7 @@ from math import nan
 
 from msgspec.structs import replace
 
-from mp_agent.records.reports import NodeReport, NodeRow, NodeStep, StepValue
+from mp_agent.records.node_report import NodeReport, NodeRow, NodeStep, StepValue
 from mp_agent.records.schema import FamilyColumns
 from mp_agent.records.steps import StepBlock
 

@@ -9,15 +9,8 @@ from mp_agent.node.merge.node_steps import RankStep, reduce_step
 from mp_agent.node.merge.schema_index import SchemaIndex
 from mp_agent.records.columns import FAMILIES, ColumnFamily
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.reports import (
-    NodeReport,
-    RankStatus,
-    Receipt,
-    decode_receipt,
-    decode_report,
-    encode_receipt,
-    encode_report,
-)
+from mp_agent.records.node_report import NodeReport, RankStatus, Receipt
+from mp_agent.records.reports import decode_receipt, decode_report, encode_receipt, encode_report
 from mp_agent.records.steps import EndReason, Phase
 
 RankStepOf = Callable[[int, int], RankStep]

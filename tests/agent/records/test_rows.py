@@ -11,17 +11,8 @@ from msgspec.structs import replace
 from mp_agent.errors import ReportError, ReportTooLarge
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records import reports
-from mp_agent.records.reports import (
-    NodeReport,
-    OwnNonfinite,
-    Receipt,
-    StepValue,
-    decode_receipt,
-    decode_report,
-    encode_receipt,
-    encode_report,
-    layout_digest,
-)
+from mp_agent.records.node_report import NodeReport, OwnNonfinite, Receipt, StepValue, layout_digest
+from mp_agent.records.reports import decode_receipt, decode_report, encode_receipt, encode_report
 from mp_agent.records.schema import FamilyColumns, Share
 from tests.agent.node.builders import gradient_row, make_record, make_schema, rank_layers, rank_step
 from tests.agent.node.expanded import expanded

@@ -9,8 +9,8 @@ import pytest
 
 from mp_agent.alerting.backtesting import Quantity
 from mp_agent.alerting.values import values_in_force
-from mp_agent.backtest.judge import play
 from mp_agent.backtest.log.training_log import ReadOptions
+from mp_agent.backtest.past_runs import play
 from mp_agent.backtest.readers.find import read_logs
 from mp_agent.errors import LogError
 from mp_agent.flight.record.archive import write_archive

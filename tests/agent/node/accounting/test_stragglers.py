@@ -10,7 +10,7 @@ from mp_agent.node.accounting.ranks import (
     stalled,
 )
 from mp_agent.records.health import Straggler
-from mp_agent.records.reports import RankStatus
+from mp_agent.records.node_report import RankStatus
 from mp_agent.records.steps import EndReason, Phase
 from tests.agent.node.builders import merged_step
 

@@ -8,7 +8,8 @@ from mp_agent.node.cluster import root as root_module
 from mp_agent.node.cluster.reports import row_bytes
 from mp_agent.node.cluster.root import AHEAD_AT_MOST
 from mp_agent.node.merge.node_steps import RankStep
-from mp_agent.records.reports import NodeReport, NodeShare, decode_report, encode_report
+from mp_agent.records.node_report import NodeReport, NodeShare
+from mp_agent.records.reports import decode_report, encode_report
 from mp_agent.records.schema import Share
 from mp_agent.records.steps import EndReason
 from tests.agent.node.builders import gradient_row, make_record, rank_layers, rank_step

@@ -8,15 +8,8 @@ from mp_agent.node.cluster import reports as reporter_module
 from mp_agent.node.cluster.reports import RowQueue, is_troubled, row_bytes
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records.columns import GRADIENTS, step_columns
-from mp_agent.records.reports import (
-    LayerBlock,
-    NodeLayers,
-    NodeRow,
-    NodeStep,
-    Receipt,
-    decode_report,
-    encode_report,
-)
+from mp_agent.records.node_report import LayerBlock, NodeLayers, NodeRow, NodeStep, Receipt
+from mp_agent.records.reports import decode_report, encode_report
 from tests.agent.node.builders import guarded_step
 from tests.agent.node.cluster.test_root import ddp_step
 from tests.agent.node.expanded import expanded

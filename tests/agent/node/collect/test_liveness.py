@@ -1,7 +1,7 @@
 import pytest
 
 from mp_agent.node.collect.rank_source import furthest_behind, rank_end, run_end
-from mp_agent.records.reports import RankStatus
+from mp_agent.records.node_report import RankStatus
 from mp_agent.records.steps import EndReason, Phase
 from tests.agent.node.builders import make_state
 

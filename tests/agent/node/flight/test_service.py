@@ -15,7 +15,8 @@ from mp_agent.node.flight.service import (
     write_request,
 )
 from mp_agent.records.flight import FlightRequest
-from mp_agent.records.reports import Receipt, decode_receipt, encode_receipt
+from mp_agent.records.node_report import Receipt
+from mp_agent.records.reports import decode_receipt, encode_receipt
 from mp_agent.records.steps import EndReason
 from mp_agent.settings import Settings
 from tests.agent.node.agent_process import wait_for_status

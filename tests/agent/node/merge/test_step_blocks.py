@@ -14,7 +14,8 @@ from mp_agent.errors import ReportError
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.node.merge.step_blocks import in_blocks
 from mp_agent.records.merged import MergedStep
-from mp_agent.records.reports import NodeReport, decode_report, encode_report
+from mp_agent.records.node_report import NodeReport
+from mp_agent.records.reports import decode_report, encode_report
 from mp_agent.records.schema import Share
 from tests.agent.node.builders import gradient_row, make_record, rank_step
 from tests.agent.node.expanded import expanded

@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from mp_agent.node.transport.client import PendingReport, unpack
-from mp_agent.records.reports import Receipt, decode_receipt, encode_receipt
+from mp_agent.records.node_report import Receipt
+from mp_agent.records.reports import decode_receipt, encode_receipt
 from mp_agent.records.steps import EndReason
 from mp_agent.settings import Settings
 from tests.agent.node.expanded import expanded

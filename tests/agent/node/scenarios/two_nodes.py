@@ -6,12 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mp_agent.node.run.run import Run
-from mp_agent.records.reports import (
-    decode_receipt,
-    decode_report,
-    encode_receipt,
-    encode_report,
-)
+from mp_agent.records.reports import decode_receipt, decode_report, encode_receipt, encode_report
 from mp_agent.records.schema import Share
 from mp_agent.ring import locations
 from mp_agent.settings import Settings

@@ -12,7 +12,7 @@ from mp_agent.errors import ReportError
 from mp_agent.node.endpoint import Endpoint, open_listener
 from mp_agent.node.http.connections import AnswerAtOnce, GuardedListener
 from mp_agent.node.transport.root_link import RootLink
-from mp_agent.records.reports import KnownNode, NodeReport, Receipt
+from mp_agent.records.node_report import KnownNode, NodeReport, Receipt
 from mp_agent.records.schema import RankIdentity
 from mp_agent.records.steps import EndReason
 from mp_agent.ring.run_files import RootNote, write_root_note

@@ -25,7 +25,8 @@ from mp_agent.node.transport.client import (
 from mp_agent.node.transport.pace import RateLimit
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.node.transport.service import ReportHandlers
-from mp_agent.records.reports import Layout, NodeReport, decode_receipt, layout_digest
+from mp_agent.records.node_report import Layout, NodeReport, layout_digest
+from mp_agent.records.reports import decode_receipt
 from mp_agent.ring.run_files import read_root_note
 from mp_agent.settings import Settings
 from tests.agent.node.transport.stubs import StubRun, make_receipt, make_report, named, serving

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from mp_agent.node.transport.client import PendingReport, pack, unpack
-from mp_agent.records.reports import NodeLayers
+from mp_agent.records.node_report import NodeLayers
 from tests.agent.node.transport.stubs import StubRun, make_receipt, make_report
 
 

@@ -16,7 +16,7 @@ from mp_agent.node.transport.pusher import Pusher
 from mp_agent.node.transport.root_address import RootAddress
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.node.transport.service import ReportHandlers
-from mp_agent.records.reports import KnownNode
+from mp_agent.records.node_report import KnownNode
 from mp_agent.records.steps import EndReason
 from mp_agent.ring.run_files import root_note_path
 from mp_agent.settings import Settings
