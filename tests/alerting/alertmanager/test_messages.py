@@ -56,6 +56,10 @@ class Desk:
 
         return wait_until(known, what=f"the state of {labels}")
 
+    def await_muted(self, **labels: str) -> None:
+        """Wait until the alert with these labels is muted, a little after the one that does it."""
+        wait_until(lambda: self.state(**labels) == "suppressed", what=f"{labels} to be muted")
+
     def webhook_messages(self, run: str) -> list[dict[str, Any]]:
         return [m for m in self.inbox.at("/webhook") if m["commonLabels"].get("run") == run]
 
@@ -143,7 +147,7 @@ def test_a_worse_severity_mutes_the_milder_of_the_same_alert_and_run_only(desk: 
         _alert("MpAgentGradientExplosion", "warning", "muting", labels={"namespace": "b"}),
     )
     name = {"alertname": "MpAgentGradientExplosion"}
-    assert desk.state(**name, run="muting", severity="info") == "suppressed"
+    desk.await_muted(**name, run="muting", severity="info")
     assert desk.state(**name, run="calm", severity="warning") == "active"
     assert desk.state(alertname="MpAgentRankStraggler", run="muting") == "active"
     assert desk.state(**name, run="muting", namespace="b") == "active"
@@ -178,8 +182,8 @@ def test_a_run_that_ended_or_stands_mutes_its_lesser_alerts(
         _alert("MpAgentRankStraggler", "warning", f"not-{run}"),
         _alert("MpAgentTelemetryDegraded", "warning", None, labels={"pod": run}),
     )
-    assert desk.state(alertname="MpAgentRankStraggler", run=run) == "suppressed"
-    assert desk.state(alertname="MpAgentGradientVanishing", run=run) == "suppressed"
+    desk.await_muted(alertname="MpAgentRankStraggler", run=run)
+    desk.await_muted(alertname="MpAgentGradientVanishing", run=run)
     assert desk.state(alertname="MpAgentNonFiniteUpdate", run=run) == "active"
     assert desk.state(alertname="MpAgentRankStraggler", run=f"not-{run}") == "active"
     assert desk.state(alertname="MpAgentTelemetryDegraded", pod=run) == "active"
@@ -198,7 +202,7 @@ def test_runs_of_one_name_in_two_namespaces_have_nothing_to_do_with_each_other(d
         _alert("MpAgentRankStraggler", "warning", "baseline", labels=of_a),
     )
     straggler = {"alertname": "MpAgentRankStraggler", "run": "baseline"}
-    assert desk.state(**straggler, **of_a) == "suppressed"
+    desk.await_muted(**straggler, **of_a)
     assert desk.state(**straggler, **of_b) == "active"
     assert desk.state(alertname="MpAgentLossSpike", severity="warning", **of_b) == "active"
 
