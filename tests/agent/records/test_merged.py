@@ -1,11 +1,14 @@
 """What a merged step says where nothing was observed."""
 
+from math import inf
+
 import numpy as np
 import pytest
 
 from mp_agent.records.columns import GRADIENTS
+from mp_agent.records.columns.gradients import shows_reduction
 from mp_agent.records.merged import OptimizerStep, RankValues
-from tests.agent.node.builders import merged_step
+from tests.agent.node.builders import gradient_row, merged_step
 
 
 def test_a_step_of_which_no_rank_says_that_it_was_skipped_was_not() -> None:
@@ -36,3 +39,11 @@ def test_values_of_ranks_are_a_mapping_of_those_that_are_finite() -> None:
     assert RankValues.of(found) is found
     with pytest.raises(KeyError):
         found[4]
+
+
+@pytest.mark.parametrize("largest", [1e155, 1.7e308])
+def test_gradients_whose_squares_lie_beyond_float64_are_judged_as_others_are(largest: float):
+    """Of tensors that no wrapper explains, each step asks: an error here would cost the step."""
+    own = {"abs_max": largest, "elements": 4.0}
+    assert shows_reduction(gradient_row(sum_squares=1e308, **own).tolist())
+    assert not shows_reduction(gradient_row(sum_squares=inf, **own).tolist())

@@ -118,9 +118,9 @@ def test_a_loss_that_has_doubled_is_lost_within_thirty_losses(noise: float, step
 
 
 def test_so_is_one_that_scatters_about_twice_its_best():
-    run = learned(0.08).train(20, 2.6, 5.2)
-    for level in (5.6, 5.6, 5.0, 5.6, 5.6, 5.0, 5.6, 5.6):
-        run.train(4, level, level)
+    run = learned().train(20, 2.6, 5.2)
+    for level, steps in ((5.6, 8), (5.05, 6), (5.6, 14)):
+        run.train(steps, level, level)
     assert run.lost
 
 

@@ -168,18 +168,6 @@ def test_remove_leaves_no_ring(start_rank: StartRank, open_run: OpenRun):
     assert not run.has_new_rings()
 
 
-@pytest.mark.parametrize("largest", [1e155, 1.7e308])
-def test_gradients_whose_squares_lie_beyond_float64_lose_no_step(
-    start_rank: StartRank, open_run: OpenRun, largest: float
-):
-    rank = start_rank()
-    run = open_run()
-    rank.steps(3, gradients={"sum_squares": 1e308, "abs_max": largest, "elements": 4.0})
-    run.poll(0.0)
-    assert shown(run)["steps_total"] == 3
-    assert shown(run)["records_dropped_total{0}"] == 0
-
-
 def fails_once(function: Callable[..., Any], *, at: int = 2) -> Callable[..., Any]:
     """Return a function that raises at one of its calls."""
     calls = itertools.count(1)
