@@ -200,7 +200,8 @@ class Accumulator:
         self._follow(progress)
         self.counters = counters
         self.lost = 0
-        """Records of the attempt, or layers of one, that a tracker could not add."""
+        """Records of the attempt, or layers of one, that a tracker could not add, and views of it
+        that failed."""
         self.layers: dict[str, dict[str, LayerView]] = {}
         """Latest views of layers by family: each with norms that count, with a later one that does
         not; the latest view of a layer of which none counts."""

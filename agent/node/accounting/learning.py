@@ -50,7 +50,7 @@ ALL_RATES_ZERO = "all learning rates 0"
 CONSTANT_LOSS = "constant loss"
 CONSTANT_NORM = "constant loss and gradient norm"
 LOSS_VANISHED = "loss 0"
-_UNCERTAIN = frozenset((ZERO_RATE, NO_GRADIENTS, ZERO_GRADIENTS))
+_DISPROVED_BY_FALL = frozenset((ZERO_RATE, NO_GRADIENTS, ZERO_GRADIENTS))
 """Reasons that a loss which falls all the same disproves: a rate of the first parameter group,
 gradients that hooks do not see, and norms of 0 in a log whose writer did not see them."""
 _LATEST_LOSSES = 16
@@ -115,7 +115,7 @@ class LearningTracker(ModelTracker):
     clear: bool = True
     """Whether all of these were."""
     doubted_level: float | None = None
-    """Best level of the loss when an uncertain reason was found."""
+    """Best level of the loss when a reason was found that its fall would disprove."""
     learns: bool = False
     """Whether the best level has fallen clearly since then."""
 
@@ -130,7 +130,7 @@ class LearningTracker(ModelTracker):
         untrained = {
             reason: steps
             for reason, steps in self.untrained.items()
-            if not (self.learns and reason in _UNCERTAIN)
+            if not (self.learns and reason in _DISPROVED_BY_FALL)
         }
         if untrained.get(CONSTANT_NORM) == untrained.get(CONSTANT_LOSS):
             untrained.pop(CONSTANT_LOSS, None)
@@ -193,7 +193,7 @@ class LearningTracker(ModelTracker):
         That level lags: it falls to that of the latest losses without anything being learned.
         """
         best = reference.best
-        if best is None or _UNCERTAIN.isdisjoint(self.untrained):
+        if best is None or _DISPROVED_BY_FALL.isdisjoint(self.untrained):
             self.doubted_level, self.learns = None, False
         elif self.doubted_level is None:
             self.doubted_level = min([best, *([median(latest)] if latest else ())])

@@ -1,6 +1,5 @@
 """Evaluates the metric catalog over the views of a run."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,6 +7,7 @@ from typing import Any
 
 from mp_agent.catalog.metric import Family, HistogramValue, Kind, Metric, Sample, Scope, Snapshot
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
+from mp_agent.errors import FailureLog
 from mp_agent.node.accounting.accumulator import CounterStore, Labels, labelled
 from mp_agent.node.series.layer_budget import LayerBudget
 from mp_agent.records.columns import FAMILIES, ColumnFamily
@@ -64,8 +64,6 @@ class LayerMetrics:
         self._level = level
         return shown
 
-
-log = logging.getLogger("mp_agent.node")
 
 _RANK_UP = BY_PROMETHEUS_NAME["mp_agent_rank_up"]
 _KEPT_OF_FADED_RANKS = {_RANK_UP, BY_PROMETHEUS_NAME["mp_agent_rank_info"]}
@@ -208,7 +206,7 @@ class SnapshotBuilder:
     metrics: Sequence[Metric] = METRICS
     families: Sequence[ColumnFamily] = FAMILIES
     _dropped: dict[str, int] = field(default_factory=dict)
-    _failed: set[str] = field(default_factory=set)
+    _failures: FailureLog = field(default_factory=FailureLog)
     _own_ranks: dict[str, frozenset[str]] = field(default_factory=dict)
     """Healthy ranks with their own series, by run."""
     _layer_metrics: LayerMetrics = field(init=False)
@@ -256,9 +254,7 @@ class SnapshotBuilder:
                 samples.extend(list(samples_of(metric, export, self.thresholds)))
             except Exception:
                 self._drop(export.run, 1)
-                if metric.name not in self._failed:
-                    self._failed.add(metric.name)
-                    log.exception("%s cannot be read", metric.name)
+                self._failures.note("%s cannot be read", metric.name, kind=metric.name)
         return Family(metric, tuple(samples))
 
     def _limit_ranks(

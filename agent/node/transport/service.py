@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 from aiohttp import web
 
-from mp_agent.errors import ReportError, ReportTooLarge, SettingError
+from mp_agent.errors import FailureLog, ReportError, ReportTooLarge, SettingError
 from mp_agent.node.endpoint import Endpoint, client_tls
 from mp_agent.node.transport.client import (
     BODY_BYTES_MAX,
@@ -66,7 +66,7 @@ class ReportHandlers:
         self._pace = pace
         self._rate = RateLimit()
         self._room = asyncio.Semaphore(_BODIES_AT_ONCE)
-        self._failures: set[str] = set()
+        self._failures = FailureLog()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes for the HTTP server."""
@@ -201,9 +201,7 @@ class ReportHandlers:
             raise _Refusal(400, str(error)) from error
         except Exception as error:
             kind = type(error).__name__
-            if kind not in self._failures:
-                self._failures.add(kind)
-                log.exception("run %s: a report cannot be processed", link.run.name)
+            self._failures.note("run %s: a report cannot be processed", link.run.name, kind=kind)
             raise _Refusal(500, kind) from error
 
 
