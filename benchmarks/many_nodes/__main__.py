@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         table_steps=options.table_steps,
         step_seconds=options.step_seconds,
         start_seconds=options.start_seconds,
+        trouble_steps=options.trouble_steps,
+        drain_seconds=options.drain_seconds,
     )
     models = [
         Model(nodes, placement, nan_steps=options.nan_steps)
@@ -188,7 +190,9 @@ def _nan_remark(result: LiveResult) -> str:
         return ""
     return (
         f"{result.model.nodes} nodes, {result.model.placement}: the root knew of {len(times)} NaN "
-        f"after {median(times):.1f} s (median), {times[-1]:.1f} s (longest)"
+        f"after {median(times):.1f} s (median), {times[int(0.99 * (len(times) - 1))]:.1f} s (p99), "
+        f"{times[-1]:.1f} s (longest), and of all nodes {result.start_seconds:.0f} s after the "
+        "first agent began"
     )
 
 
@@ -220,6 +224,18 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--step-seconds", type=float, default=Load().step_seconds)
     parser.add_argument("--start-seconds", type=float, default=Load().start_seconds)
+    parser.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=Load().drain_seconds,
+        help="of a live run: let the nodes push so long what they still have; take the pace",
+    )
+    parser.add_argument(
+        "--trouble-steps",
+        type=int,
+        default=Load().trouble_steps,
+        help="of a live run, after what is measured: kill the root, and silence every tenth node",
+    )
     for name in ("warm_up_steps", "steady_steps", "table_steps"):
         parser.add_argument(
             f"--{name.replace('_', '-')}",

@@ -4,6 +4,7 @@ Run by `benchmarks.many_nodes.live`, which hands the plan over on stdin and read
 """
 
 import asyncio
+import gc
 import json
 import sys
 import time
@@ -18,6 +19,8 @@ from mp_agent.node.transport.pusher import Pusher
 from mp_agent.node.transport.root_address import RootAddress
 from mp_agent.settings import Settings
 
+_SILENT_OF = 10
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -31,11 +34,15 @@ class Plan:
     push_interval_seconds: float
     step_seconds: float
     steps: int
-    """Steps after which the fleet ends."""
+    """Steps that the ranks make."""
     sampled: tuple[int, ...]
     """Steps on which layers are looked at."""
     marks: tuple[int, ...]
     """Steps that end a stretch of time; requests are counted stretch by stretch."""
+    silent: tuple[int, int] = (0, 0)
+    """Steps from the first of which on, up to the second, every tenth agent does nothing."""
+    drain_seconds: float = 0.0
+    """After the last step: so long the agents go on, without new rows."""
 
 
 @dataclass(slots=True)
@@ -100,6 +107,7 @@ class Agent:
     """One node agent: it looks at its ranks, and pushes when that is due."""
 
     def __init__(self, plan: Plan, number: int, clock: Clock) -> None:
+        self._silent = range(*plan.silent) if number % _SILENT_OF == 0 else range(0)
         settings = Settings(push_interval_seconds=plan.push_interval_seconds)
         self._node = SimulatedNode(plan.model, number, settings, sampled=plan.sampled)
         self._node.url = f"http://node-{number:04d}.cluster.example:9464"
@@ -108,6 +116,8 @@ class Agent:
         self._root = RootAddress(url=plan.url, token=plan.token)
 
     def look(self, step: int) -> None:
+        if step in self._silent:
+            return
         now_seconds = time.monotonic()
         self._node.write(step)
         self._node.poll(now_seconds)
@@ -138,20 +148,24 @@ async def _start(agents: Sequence[Agent], until_unix_seconds: float) -> None:
 async def drive(plan: Plan) -> None:
     """Simulate the nodes until the last step, and print the account."""
     clock = Clock(plan)
+    gc.disable()  # a walk through the rows of all nodes takes longer than a step
     agents = [Agent(plan, number, clock) for number in plan.numbers]
     for agent in agents:
         agent.prepare(plan.steps)
+    gc.freeze()
+    gc.enable()
     print("ready", flush=True)
     started = clock.started_unix_seconds = float(sys.stdin.readline())
     await _start(agents, started)
+    ends = started + (plan.steps + 1) * plan.step_seconds + plan.drain_seconds
     late_seconds = 0.0
     number = 0
-    while clock.step < plan.steps:
+    while time.time() < ends:
         # Agents look at their rings at any moment of a step, each at its own.
         due = started + number / len(agents) * plan.step_seconds
         await asyncio.sleep(max(due - time.time(), 0.0))
         late_seconds = max(late_seconds, time.time() - due)
-        agents[number % len(agents)].look(clock.step)
+        agents[number % len(agents)].look(min(clock.step, plan.steps))
         number += 1
     dropped = sum(agent.dropped for agent in agents)
     await asyncio.gather(*(agent.stop() for agent in agents))
@@ -166,7 +180,7 @@ async def drive(plan: Plan) -> None:
 def main() -> None:
     """Simulate what stdin requests."""
     facts = json.loads(sys.stdin.readline())
-    lists = {name: tuple(facts[name]) for name in ("numbers", "sampled", "marks")}
+    lists = {name: tuple(facts[name]) for name in ("numbers", "sampled", "marks", "silent")}
     asyncio.run(drive(Plan(**{**facts, **lists, "model": Model(**facts["model"])})))
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,6 +44,11 @@ class Load:
     """Processes that simulate the nodes."""
     start_seconds: float = 0.5
     """Before the first step: so long it takes until all nodes have begun to push."""
+    trouble_steps: int = 0
+    """After what is measured: in the first third of them the root is killed and another one takes
+    its place, in the second every tenth of the simulated nodes is silent."""
+    drain_seconds: float = 0.0
+    """After the last step: so long the nodes go on, without new rows."""
     stretch: float = 1.0
     """Factor by which the run's clock is slowed down, for machines that cannot hold it."""
 
@@ -94,7 +99,10 @@ class LiveResult:
     """The last step that the root had closed in `final`."""
     sampled: int
     nan_seconds: Sequence[float] = ()
-    """From the end of a step with a NaN to the root's counter of them, ascending, within 0.5 s."""
+    """From the end of a step with a NaN to the root's counter of them, ascending, within 0.5 s.
+    Steps of the time of trouble are not among them."""
+    start_seconds: float = nan
+    """From when the first agent began until the root knew all nodes; measured where NaN are."""
 
     @property
     def share_with_tables(self) -> float:
@@ -115,6 +123,8 @@ class LiveResult:
             "mp_agent_coverage_ratio": 1.0,
             "mp_agent_steps_total": float(self.step),
         }
+        if every := self.model.nan_steps:
+            expected["mp_agent_grad_nonfinite_steps_total"] = float(self.step // every)
         for name, value in expected.items():
             if final.value(name) != value:
                 yield f"{name} is {final.value(name)}, not {value}"
@@ -144,7 +154,9 @@ def measure(model: Model, load: Load) -> LiveResult:
     """Run the nodes against a root agent and return what it cost."""
     steady, table = load.warm_up_steps, load.warm_up_steps + load.steady_steps
     last = table + load.table_steps
-    sampled = table + 1
+    third = load.trouble_steps // 3
+    # A root that takes the place of another one has layers with the next table.
+    sampled = (table + 1, last + 2 * third + 1) if third else (table + 1,)
     token = secrets.token_hex(16)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=_memory())))
@@ -157,9 +169,11 @@ def measure(model: Model, load: Load) -> LiveResult:
                 token=token,
                 push_interval_seconds=load.slow_push_seconds,
                 step_seconds=load.slow_step_seconds,
-                steps=last + 1,
-                sampled=(sampled,),
-                marks=(steady, table),
+                steps=last + load.trouble_steps,
+                sampled=sampled,
+                marks=(steady, table, last),
+                silent=(last + third, last + 2 * third),
+                drain_seconds=load.drain_seconds,
             )
             for part in range(load.fleets)
         ]
@@ -168,22 +182,23 @@ def measure(model: Model, load: Load) -> LiveResult:
         watch = stack.enter_context(_NanWatch(root, model, started, load))
         marks: dict[int, float] = {}
         yardstick: list[float] = []
-        for sequence in range(1, last + 1):
+        for sequence in range(1, last + load.trouble_steps + 1):
             time.sleep(max(started + sequence * load.slow_step_seconds - time.time(), 0.0))
-            root.write(sequence, sampled=sequence == sampled)
+            root.write(sequence, sampled=sequence in sampled)
             if steady <= sequence < table:
                 yardstick += [_yardstick_seconds() for _ in range(_YARDSTICKS)]
             if sequence in (steady, table, last):
                 marks[sequence] = root.processor_seconds()
+            if sequence == last:
+                memory_mib, peak_mib = root.memory_mib(), root.memory_mib("VmHWM")
+            if third and sequence == last + 1:
+                root.replace()
         accounts = fleets.accounts()
-        memory_mib, peak_mib = root.memory_mib(), root.memory_mib("VmHWM")
         watch.stop()
         idle, scrapes, scraping = _scrape(root)
     final = scrapes[-1]
-    before, steady_part, table_part = (
-        _joined(parts) for parts in zip(*(a["stretches"] for a in accounts), strict=True)
-    )
-    parts = (before, steady_part, table_part)
+    parts = [_joined(parts) for parts in zip(*(a["stretches"] for a in accounts), strict=True)]
+    _, steady_part, table_part, _ = parts
     steady_seconds = load.steady_steps * load.step_seconds
     share = (marks[table] - marks[steady]) / (steady_seconds * load.stretch)
     table_share = (marks[last] - marks[table]) / (load.table_steps * load.slow_step_seconds)
@@ -209,18 +224,24 @@ def measure(model: Model, load: Load) -> LiveResult:
         scrape_processor_seconds=scraping,
         final=final,
         step=int(final.value("mp_agent_step") or 0),
-        sampled=sampled,
-        nan_seconds=sorted(watch.seconds),
+        sampled=sampled[-1],
+        nan_seconds=sorted(watch.seconds[: last // model.nan_steps if model.nan_steps else 0]),
+        start_seconds=watch.start_seconds,
     )
 
 
 class _NanWatch:
-    """Asks the root twice a second how many steps had a NaN; only where the model has some."""
+    """Asks the root twice a second how many nodes it knows, and how many steps had a NaN.
+
+    Only where the model has such steps.
+    """
 
     def __init__(self, root: RootAgent, model: Model, started: float, load: Load) -> None:
         self.seconds: list[float] = []
+        self.start_seconds = nan
         self._root, self._model = root, model
         self._started, self._step_seconds = started, load.slow_step_seconds
+        self._lead_seconds = load.start_seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
@@ -240,7 +261,14 @@ class _NanWatch:
 
     def _watch(self) -> None:
         while not self._stop.wait(_WATCH_SECONDS):
-            known = int(self._root.scrape().value("mp_agent_grad_nonfinite_steps_total") or 0)
+            try:
+                scrape = self._root.scrape()
+            except OSError:
+                continue  # it is being replaced
+            nodes = scrape.value("mp_agent_nodes_known", node_rank="0")
+            if isnan(self.start_seconds) and nodes == self._model.nodes:
+                self.start_seconds = time.time() - self._started + self._lead_seconds
+            known = int(scrape.value("mp_agent_grad_nonfinite_steps_total") or 0)
             for event in range(len(self.seconds) + 1, known + 1):
                 ended = self._started + event * self._model.nan_steps * self._step_seconds
                 self.seconds.append(time.time() - ended)

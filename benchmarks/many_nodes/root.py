@@ -41,16 +41,19 @@ class RootAgent:
 
     def __enter__(self) -> "RootAgent":
         self._rings = [self._ring(rank) for rank in self._model.ranks(0)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "mp_agent.node", "--run-dir", str(self._run_dir)],
-            env={**os.environ, **handed_over(self._settings)},
-        )
         self._stack.callback(self._end)
+        self._start()
         self.url = _waited_for(self._found_url)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+
+    def replace(self) -> None:
+        """Kill the agent, and start another one in its place: it serves at the same address."""
+        self._process.kill()
+        self._process.wait()
+        self._start()
 
     def write(self, sequence: int, *, sampled: bool) -> None:
         """Let this node's ranks write a step."""
@@ -77,6 +80,12 @@ class RootAgent:
         """Return what /metrics says."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
             return Scrape(answer.read())
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "mp_agent.node", "--run-dir", str(self._run_dir)],
+            env={**os.environ, **handed_over(self._settings)},
+        )
 
     def _ring(self, rank: int) -> tuple[int, RingWriter]:
         identity = self._model.identity(rank)

@@ -1,5 +1,7 @@
 """The simulated run is a real one: its rows go the whole way, and come out as the model says."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.many_nodes.live import Load, measure
@@ -30,6 +32,17 @@ def test_the_root_says_what_the_model_says():
     assert result.failures == 0
     assert result.requests_per_second > 0
     assert result.final.value("mp_agent_nodes_known", node_rank="0") == 4
+
+
+@pytest.mark.slow
+def test_a_killed_root_and_silent_nodes_cost_no_row():
+    model = Model(nodes=12, placement="fsdp", layers=LAYERS, ranks_per_node=2, nan_steps=11)
+    load = replace(QUICK, step_seconds=0.1, table_steps=12, trouble_steps=90, drain_seconds=8.0)
+    result = measure(model, load)
+
+    assert list(result.mistakes()) == []
+    assert result.step == 10 + 8 + 12 + 90, "what waited on the nodes came in"
+    assert len(result.nan_seconds) == (10 + 8 + 12) // 11
 
 
 @pytest.mark.slow
