@@ -164,6 +164,22 @@ def inner_steps_of_diloco() -> list[float]:
 
 
 @scenario
+def local_adam_moves_a_bias_alike_at_first() -> list[float]:
+    model, norms = seeded(), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step, x in enumerate(batches(LONG_STEPS), 1):
+        loss_of(model, x).backward()
+        if step == 1:
+            model.last.bias.grad.abs_()
+        norms.append(lowest_norm(gradients_of(model)))
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % PERIOD == 0:
+            average(model)
+    return norms
+
+
+@scenario
 def one_router_is_not_reduced() -> list[float]:
     model, norms = seeded(), []
     optimizer = sgd(model)
@@ -416,10 +432,22 @@ def a_frozen_parameter_changes_on_one_rank() -> list[float]:
 
 @scenario
 def an_ensemble() -> list[float]:
+    return trained_apart(sgd)
+
+
+@scenario
+def an_ensemble_with_a_bias_that_adam_moves_alike_at_first() -> list[float]:
+    return trained_apart(lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2))
+
+
+def trained_apart(optimizer_of: Callable[[nn.Module], torch.optim.Optimizer]) -> list[float]:
     model, norms = seeded(seed=10 + dist.get_rank()), []
-    optimizer = sgd(model)
-    for x in batches(STEPS):
+    nn.init.zeros_(model.last.bias)
+    optimizer = optimizer_of(model)
+    for step, x in enumerate(batches(STEPS), 1):
         loss_of(model, x).backward()
+        if step == 1:
+            model.last.bias.grad.abs_()
         squares = torch.tensor([sum(float(g.double().square().sum()) for g in gradients_of(model))])
         dist.all_reduce(squares)
         norms.append(float(squares) ** 0.5)

@@ -48,6 +48,7 @@ def merged(trained) -> Callable[[str], list[MergedStep]]:
     [
         "gradients_reduced_within_step",
         "inner_steps_of_diloco",
+        "local_adam_moves_a_bias_alike_at_first",
         "one_router_is_not_reduced",
         "ddp_ignores_two_norms",
         "a_layer_is_added_after_wrapping",
@@ -58,6 +59,7 @@ def merged(trained) -> Callable[[str], list[MergedStep]]:
         "a_second_loss_through_the_wrapper",
         "the_wrapper_is_bypassed",
         "an_ensemble",
+        "an_ensemble_with_a_bias_that_adam_moves_alike_at_first",
         "experts_from_one_seed",
         "one_rank_clips_the_norms",
     ],
@@ -163,6 +165,7 @@ def test_statistics_of_each_ranks_data_are_no_divergence(merged):
     [
         "gradients_reduced_within_step",
         "inner_steps_of_diloco",
+        "local_adam_moves_a_bias_alike_at_first",
         "local_sgd_under_ddp",
         "the_first_micro_batch_under_no_sync",
         "a_second_loss_through_the_wrapper",
@@ -170,6 +173,7 @@ def test_statistics_of_each_ranks_data_are_no_divergence(merged):
         "each_rank_updates_its_part_under_ddp",
         "the_first_pass_of_sam_is_local",
         "an_ensemble",
+        "an_ensemble_with_a_bias_that_adam_moves_alike_at_first",
         "experts_from_one_seed",
         "statistics_of_batch_norm_are_local",
     ],

@@ -23,7 +23,10 @@ from mp_agent.records.node_report import NodeRow, WeightSample
 from mp_agent.records.steps import RowForm
 
 _REPLICAS = "replicas of wrappers"
-_BITS, _VARIED = WEIGHTS.names.index("bits"), WEIGHTS.names.index("varied")
+_BITS, _VARIED, _ELEMENTS = map(WEIGHTS.names.index, ("bits", "varied", "elements"))
+_BY_CHANCE_ELEMENTS = 1024
+"""Fewer may be equal after a step by the signs of gradients alone, such as the first one of Adam:
+if ranks agree on 99 of 100 signs, so many are the same at one step in 30 000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +48,15 @@ class PlainParameters:
         not train the same (not `alike_at_first`). So do equal gradients, if of equal weights.
         wrapped: whether a wrapper holds other parameters of the model.
         """
-        kept: set[str] = set()
+        kept: dict[str, bool] = {}
+        """Whether the groups that an update left equal may be so by chance."""
         for group, rows in self.weights.items():
             moved = assumed.moved(group, [row[_BITS] for row in rows])
             for row, ranks in rows.items():
                 self._look(assumed, group, row, ranks, moved, alike_at_first=alike_at_first)
             if len(rows) == 1 and moved and sum(map(len, rows.values())) > 1:
-                kept.add(group)
+                ((row, ranks),) = rows.items()
+                kept[group] = self._may_be_chance(group, row, ranks)
         for group, rows in self.gradients.items():
             weights = self.weights.get(group, {})
             for row, ranks in rows.items():
@@ -61,7 +66,9 @@ class PlainParameters:
             if len(rows) > 1:
                 assumed.learn_differ(group)
         assumed.follow_others(wrapped=wrapped)
-        return frozenset(kept)
+        # An optimizer that reduces within its step keeps all that it steps equal.
+        everything = len(kept) == len(self.weights) and self._elements >= _BY_CHANCE_ELEMENTS
+        return frozenset(group for group, chance in kept.items() if everything or not chance)
 
     def _look(
         self,
@@ -77,9 +84,26 @@ class PlainParameters:
         comparable = alike_at_first and not isnan(row[_VARIED])
         if moved is None and comparable and (row[_VARIED] == 1.0 or len(ranks) > 1):
             assumed.note_first_look(group, ranks, varied=row[_VARIED] == 1.0)
-        shown = comparable and row[_VARIED] == 1.0
-        if len(ranks) > 1 and (shown or (moved and row[_BITS] in moved)):
+        if len(ranks) < 2:
+            return
+        if moved and row[_BITS] in moved:
+            shown = not self._may_be_chance(group, row, ranks)
+        else:
+            shown = comparable and row[_VARIED] == 1.0
+        if shown:
             assumed.learn_copies(group, ranks)
+
+    def _may_be_chance(self, group: str, row: Columns, ranks: Sequence[int]) -> bool:
+        """Return whether an update may have left a group equal without equal gradients."""
+        gradients = self.gradients.get(group, {})
+        apart = len(gradients) > 1 and not any(
+            set(ranks) <= set(held) for held in gradients.values()
+        )
+        return apart and row[_ELEMENTS] < _BY_CHANCE_ELEMENTS
+
+    @property
+    def _elements(self) -> float:
+        return sum(max(row[_ELEMENTS] for row in rows) for rows in self.weights.values())
 
     def ballots(
         self, rows: Mapping[str, PlainRows], assumed: AssumedShares

@@ -26,11 +26,12 @@ def rank_step(
     *,
     varied: float = NAN,
     few: float = NAN,
+    looked_at: float = 4.0,
     **row: float,
 ) -> RankStep:
     """Return a rank's step: bits of its weights, if they were looked at, and its gradients.
 
-    few: bits of a few of its weights.
+    few: bits of a few of its weights. looked_at: the number of weights.
     """
     families = family_columns((GRADIENTS, WEIGHTS, FEW_WEIGHTS))
     schema = dataclasses.replace(make_schema(share), families=families)
@@ -39,7 +40,7 @@ def rank_step(
     gradients = {"elements": 4.0, "abs_max": 9.0, **row}
     record = make_record(1, values, [gradient_row(**gradients)])
     if not isnan(bits):
-        weights = np.array([[bits, varied, 4.0]])
+        weights = np.array([[bits, varied, looked_at]])
         record = dataclasses.replace(record, families={**record.families, WEIGHTS.name: weights})
     if not isnan(few):
         found = {FEW_WEIGHTS.name: np.array([[few, 4.0]])}
@@ -243,9 +244,38 @@ class TestEvidence:
         assert self.learned([steps[0], last]) == []
 
     def test_weights_that_are_still_equal_after_an_update(self):
-        first = self.ranks([7.0, 7.0], [1.0, 2.0], varied=0.0)
-        assert self.learned(first, self.ranks([8.0, 8.0], [1.0, 2.0], varied=0.0)) == [[0, 1]]
+        first = self.ranks([7.0, 7.0], [1.0, 2.0], varied=0.0, looked_at=1024.0)
+        after = self.ranks([8.0, 8.0], [1.0, 2.0], varied=0.0, looked_at=1024.0)
+        assert self.learned(first, after) == [[0, 1]]
         assert self.learned(first, first) == [], "nothing was updated"
+
+    @pytest.mark.parametrize("varied", [0.0, 1.0])
+    def test_few_weights_may_be_equal_after_an_update_by_signs_alone(self, varied):
+        first = self.ranks([7.0, 7.0], [1.0, 2.0], varied=0.0)
+        assert self.learned(first, self.ranks([8.0, 8.0], [1.0, 2.0], varied=varied)) == []
+        assert self.learned(first, self.ranks([8.0, 8.0], [3.0, 3.0], varied=varied)) == [[0, 1]]
+
+    @pytest.mark.parametrize(
+        ("equal", "parted", "reduced"),
+        [(4.0, 4096.0, False), (4096.0, 4.0, True), (4.0, None, False), (4096.0, None, True)],
+    )
+    def test_an_update_that_leaves_few_weights_equal_was_not_reduced(self, equal, parted, reduced):
+        assumed = AssumedShares()
+        sizes = {"bias": equal} | ({} if parted is None else {"weight": parted})
+        schema = dataclasses.replace(
+            make_schema(*map(plain, sizes)), families=family_columns((GRADIENTS, WEIGHTS))
+        )
+        for update in range(2):
+            steps = []
+            for rank in range(2):
+                rows = [gradient_row(elements=4.0, abs_max=9.0, sum_squares=1.0 + rank)]
+                held = [[1.0 + update, 1.0, equal], [5.0 + update * (1 + rank), 1.0, parted]]
+                record = make_record(1, {}, rows * len(sizes))
+                families = {**record.families, WEIGHTS.name: np.array(held[: len(sizes)])}
+                steps.append(RankStep(rank, schema, dataclasses.replace(record, families=families)))
+            merged = merge_nodes([steps], assumed=assumed)
+        assert merged.reduction is not None and merged.reduction.reduced == reduced
+        assert set(map(str, assumed.copies.values())) == {"[[0, 1]]"}
 
     def test_equal_gradients_but_of_equal_weights_alone(self):
         assert self.learned(self.ranks([7.0, 7.0], [1.0, 1.0])) == [[0, 1]]
