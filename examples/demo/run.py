@@ -19,8 +19,8 @@ from tools.servers.webhook import Notification
 _LOOK_INTERVAL_SECONDS = 0.25
 _QUIET_SECONDS = 4.0
 """After the end of a job: no further alert for so long means that all have arrived."""
-_JOB_SECONDS_MAX = 90.0
-"""So that even three jobs on a busy machine stay below two minutes."""
+_NO_STEP_SECONDS_MAX = 90.0
+"""A job that makes no step for so long is given up."""
 _ENVIRONMENT = {
     "MP_AGENT_LAYER_INTERVAL": "1",
     "MP_AGENT_EXIT_WAIT_SECONDS": "3",
@@ -59,8 +59,7 @@ def _run_job(scenario: Scenario, directory: Path, source: AlertSource, screen: S
     log_file = directory / f"{scenario.name}.log"
     with torchrun_job(arguments, run=run, log_file=log_file, environment=_ENVIRONMENT) as job:
         watch = _Watch(job, source, screen)
-        deadline = time.monotonic() + _JOB_SECONDS_MAX
-        while watch.goes_on() and time.monotonic() < deadline:
+        while watch.goes_on():
             watch.look()
             time.sleep(_LOOK_INTERVAL_SECONDS)
         problem = "" if watch.seen else f"The job could not be watched:\n{job.log_tail()}"
@@ -75,7 +74,8 @@ class _Watch:
         self._source = source
         self._screen = screen
         self._url = ""
-        self._last_news = time.monotonic()
+        self._last_news = self._last_step = time.monotonic()
+        self._steps = 0.0
         self.story = Story()
         self.alerts: tuple[Notification, ...] = ()
 
@@ -86,19 +86,23 @@ class _Watch:
 
     def goes_on(self) -> bool:
         """Return whether the job runs, or may still bring an alert."""
-        return self._job.running or time.monotonic() - self._last_news < _QUIET_SECONDS
+        return time.monotonic() - self._last_news < _QUIET_SECONDS
 
     def look(self) -> None:
         """Take one look at the job's metrics and alerts."""
+        now = time.monotonic()
         reading = self._read()
         if reading is not None:
             self.story.add(reading)
             self._screen.show(reading)
+            if (steps := reading.count("mp_agent_steps_total")) != self._steps:
+                self._steps, self._last_step = steps, now
         alerts = tuple(self._source.firing(self._job.run, reading))
         for alert in alerts[len(self.alerts) :]:
             self._screen.alert(alert)
-        if self._job.running or len(alerts) > len(self.alerts):
-            self._last_news = time.monotonic()
+        trains = self._job.running and now - self._last_step < _NO_STEP_SECONDS_MAX
+        if trains or len(alerts) > len(self.alerts):
+            self._last_news = now
         self.alerts = alerts
 
     def _read(self) -> Reading | None:
