@@ -15,9 +15,11 @@ import functools
 import inspect
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from threading import RLock, get_ident
 from time import perf_counter
+from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -378,6 +380,26 @@ def computed(
             raise
         return None
     return found if type(found) is torch.Tensor else None
+
+
+class TensorRef(weakref.ref[torch.Tensor]):
+    """A weak reference to a tensor of the script's that leaves `torch.utils.swap_tensors` possible.
+
+    Torch refuses to swap tensors with weak references, and does so by `module.to()` with DTensors.
+    """
+
+    __slots__ = ()
+
+
+def _weak_references(tensor: torch.Tensor) -> list[Any]:
+    return [each for each in weakref.getweakrefs(tensor) if not isinstance(each, TensorRef)]
+
+
+if getattr(torch.utils, "weakref", None) is weakref:
+    _shown = ModuleType(weakref.__name__)
+    vars(_shown).update(vars(weakref), getweakrefs=_weak_references)
+    # In the function's globals: who has imported it already sees this, too.
+    torch.utils.weakref = _shown  # type: ignore[attr-defined]
 
 
 def has_memory(tensor: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
+from mp_agent.probe.isolation import TensorRef
 from mp_agent.probe.optimizers.plan import MeasurementPlan, lies_like
 
 
@@ -24,7 +25,7 @@ class GradientSource:
         FSDP2 makes that tensor at the first all-gather, and frees and fills its storage from then
         on; None before.
         """
-        self._tensor = None if tensor is None else weakref.ref(tensor)
+        self._tensor = None if tensor is None else TensorRef(tensor)
         self._copied_from = None if copied_from is None else weakref.ref(copied_from)
 
     @property

@@ -131,7 +131,7 @@ class EnginePlan(MeasurementPlan):
     root: "weakref.ref[nn.Module] | None"
     """The outermost module of the model; None where nothing is measured in its forward pass."""
 
-    def fits(self, optimizer: object) -> bool:
+    def fits(self, optimizer: object, *, whole: bool = False) -> bool:
         """Return True: the groups of the optimizer that is stepped come and go with each step."""
         return True
 

@@ -26,6 +26,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.isolation import TensorRef
 from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, change_count, local_of
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.records.columns import (
@@ -267,7 +268,7 @@ class GradientUse:
         """Consecutive ones, by all that is known without reading numbers."""
         self.remains: Scalar | None = None
         """Whether numbers of the kept gradients that were looked at are not 0."""
-        self._parameters: tuple[weakref.ref[torch.Tensor], ...] = ()
+        self._parameters: tuple[TensorRef, ...] = ()
         self._seen: list[_State | None] = []
         """The gradients as the last event has left them."""
         self._kept = False
@@ -275,7 +276,7 @@ class GradientUse:
         self._added = False
         self._again = False
         """The last step used what the one before had used."""
-        self._used: list[weakref.ref[torch.Tensor]] = []
+        self._used: list[TensorRef] = []
         """The gradients of backwards that the last step has used, if nothing can have made others.
 
         Whether they are the same tensors `id` does not show: a new one may get that of one gone.
@@ -371,7 +372,7 @@ class GradientUse:
         else:
             self.adds_up, self.steps_adding_up = 0.0, 0
         if (not self._seen or None in self._seen) and (found := plan()) is not None:
-            self._parameters = tuple(map(weakref.ref, _inspected(found.slots)))
+            self._parameters = tuple(map(TensorRef, _inspected(found.slots)))
         before, self._seen = self._seen, self._states()
         same = bool(self._used) and self._seen == before
         again = same and all(ref() is not None for ref in self._used)
@@ -379,7 +380,7 @@ class GradientUse:
         if not again:
             held = [each for ref in self._parameters if (each := ref()) is not None]
             used = [each.grad for each in held if self._added and each.grad is not None]
-            self._used = list(map(weakref.ref, used))
+            self._used = list(map(TensorRef, used))
         self._added = self._scaled = False
         self._kept = any(state is not None for state in self._seen)
 

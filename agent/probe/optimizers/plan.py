@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from mp_agent.probe.isolation import has_memory
+from mp_agent.probe.isolation import TensorRef, has_memory
 from mp_agent.probe.optimizers.live_objects import LibraryOptimizer, LiveObjects
 from mp_agent.probe.optimizers.parameter_names import (
     NamedParameter,
@@ -137,7 +137,7 @@ class MeasurementPlan:
 
     label: str
     joint: bool
-    signature: tuple[tuple[int, int], ...]
+    signature: tuple[tuple[int, ...], ...]
     declared: int
     """Generation of the declarations that were known when the plan was made."""
     identities: frozenset[int]
@@ -147,7 +147,7 @@ class MeasurementPlan:
     """Parameters that are not trained, and are no layers; the digest of the weights covers them."""
     copies: tuple[torch.Tensor, ...] = ()
     """Parameters of the optimizer that are in no module: FP32 copies, which the script makes."""
-    sources: tuple["weakref.ref[torch.Tensor]", ...] = ()
+    sources: tuple[TensorRef, ...] = ()
     """The parameters of the model that these are copies of; none where that is not known."""
     slots: tuple[LayerSlot, ...]
     plain: bool
@@ -175,7 +175,7 @@ class MeasurementPlan:
         return self.joint or not self.label
 
     @property
-    def used_sources(self) -> tuple["weakref.ref[torch.Tensor]", ...]:
+    def used_sources(self) -> tuple[TensorRef, ...]:
         """The sources, if the script makes gradients of its copies of theirs."""
         return self.sources if any(each.grad is not None for each in self.copies) else ()
 
@@ -184,14 +184,18 @@ class MeasurementPlan:
         """Whether ranks first wait for each other in backward; sharded ones do so in forward."""
         return not any(share.shard_count > 1 for share in self.shares)
 
-    def fits(self, optimizer: Optimizer) -> bool:
-        """Return whether the optimizer's groups are still those that the plan was made of."""
-        held = [group["params"] for group in optimizer.param_groups]
+    def fits(self, optimizer: Optimizer, *, whole: bool = False) -> bool:
+        """Return whether the optimizer's groups are still those that the plan was made of.
+
+        whole: not by the first and the last parameter of each alone, but by all of them.
+        """
+        groups = [group["params"] for group in optimizer.param_groups]
         return (
-            self.signature == tuple([(id(each), len(each)) for each in held])
+            self.signature == tuple([(id(p), len(p), *map(id, (*p[:1], *p[-1:]))) for p in groups])
             and self.declared == declarations.generation
             and all(map(_holds_nothing, self.waiting))
             and all(map(is_frozen, self.frozen))
+            and not (whole and any([not self.identities.issuperset(map(id, g)) for g in groups]))
         )
 
     def holds(self, parameter: torch.Tensor) -> bool:
@@ -302,7 +306,7 @@ def make_plan(
         declared=declarations.generation,
         identities=identities,
         copies=tuple(copies) if sources else (),
-        sources=tuple(map(weakref.ref, sources)),
+        sources=tuple(map(TensorRef, sources)),
         slots=tuple(slot for slot, _, _ in measured),
         plain=all(
             slot.part is None and not isinstance(slot.parameter, DTensor) for slot, _, _ in measured
@@ -473,7 +477,10 @@ def is_frozen(parameter: torch.Tensor) -> bool:
     return not parameter.requires_grad and parameter.grad is None
 
 
-def signature_of(optimizer: Optimizer) -> tuple[tuple[int, int], ...]:
-    """Return what changes when the optimizer's groups do."""
+def signature_of(optimizer: Optimizer) -> tuple[tuple[int, ...], ...]:
+    """Return what changes when the optimizer's groups do, or the first or last of their parameters.
+
+    Scripts that prune and add rows give each group a new parameter in the same list.
+    """
     held = [group["params"] for group in optimizer.param_groups]
-    return tuple([(id(parameters), len(parameters)) for parameters in held])
+    return tuple([(id(each), len(each), *map(id, (*each[:1], *each[-1:]))) for each in held])

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from mp_agent.probe.isolation import TensorRef
 from mp_agent.probe.optimizers.live_objects import LiveObjects, WalkBudget, alive, distinct
 from mp_agent.probe.optimizers.parameter_names import (
     has_gradient,
@@ -135,7 +136,7 @@ class NewOptimizers:
 class _Known:
     """A plan without its parameters, which it does not keep alive."""
 
-    parameters: tuple["weakref.ref[torch.Tensor]", ...]
+    parameters: tuple[TensorRef, ...]
     like: tuple[_Like, ...]
     ranks_in_run: int
     slots: tuple[tuple[str, int, slice | None], ...]
@@ -162,7 +163,7 @@ class PlanCache:
         parameters = tuple(optimizer_parameters(optimizer))
         places = {id(parameter): place for place, parameter in enumerate(parameters)}
         known = _Known(
-            parameters=tuple(map(weakref.ref, parameters)),
+            parameters=tuple(map(TensorRef, parameters)),
             like=tuple(map(_like, parameters)),
             ranks_in_run=ranks_in_run,
             slots=tuple((s.name, places[id(s.parameter)], s.part) for s in plan.slots),

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from mp_agent.probe.isolation import TensorRef
 from mp_agent.probe.optimizers.engine import Engine, EnginePlan, OwningEngine
 from mp_agent.probe.optimizers.live_objects import alive, distinct
 from mp_agent.probe.optimizers.parameter_names import (
@@ -156,7 +157,7 @@ class OptimizerRegistry:
             return False
         held = list(optimizer_parameters(optimizer))
         self._trained = _Trained(
-            first, [weakref.ref(each) for each in held], _reference_to(self.root)
+            first, [TensorRef(each) for each in held], _reference_to(self.root)
         )
         return before is not None and not before.holds_any(held)
 
@@ -166,12 +167,16 @@ class OptimizerRegistry:
 
     def together(self, watched: WatchedOptimizer) -> list[WatchedOptimizer]:
         """Return all whose gradients are measured when those of `watched` are."""
+        watched.plan(whole=True)  # the first one's finds the candidates
         if not watched.of_run:
             return [watched]
-        watched.plan()  # the first one's finds the candidates
         if self._new.any_candidates:
             self._add_candidates()
-        return [each for each in self.roles.watched if each.role is not Role.SEPARATE]
+        found = [each for each in self.roles.watched if each.role is not Role.SEPARATE]
+        for other in found:
+            if other is not watched:
+                other.plan(whole=True)
+        return found
 
     def trains_the_model(self, watched: WatchedOptimizer) -> bool:
         """Return whether `watched` holds parameters of the module tree of the run's."""
@@ -431,7 +436,7 @@ class _Trained:
     """What the run trains. Keeps neither the model nor its parameters alive."""
 
     by: WatchedOptimizer
-    parameters: Sequence["weakref.ref[torch.Tensor]"]
+    parameters: Sequence[TensorRef]
     root: "weakref.ref[nn.Module] | None"
 
     def holds_any(self, parameters: Sequence[torch.Tensor]) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.isolation import TensorRef
 from mp_agent.probe.optimizers.loop_order import GradientUse, ModelMode, any_of
 from mp_agent.probe.optimizers.parameter_names import has_gradient, optimizer_parameters
 from mp_agent.probe.optimizers.plan import MeasurementPlan, change_count, few_elements
@@ -135,12 +136,15 @@ class WatchedOptimizer:
             all_0 = all_0 and isinstance(rate, int | float) and rate == 0.0
         scalars[LEARNING_RATES_ZERO] = float(all_0)
 
-    def plan(self) -> MeasurementPlan | None:
-        """Return what to measure, made again when needed; None once the optimizer is gone."""
+    def plan(self, *, whole: bool = False) -> MeasurementPlan | None:
+        """Return what to measure, made again when needed; None once the optimizer is gone.
+
+        whole: whether to look at each of its parameters, once a step, for others in their place.
+        """
         optimizer = self._optimizer()
         if optimizer is None:
             return None
-        if self._plan is None or not self._plan.fits(optimizer):
+        if self._plan is None or not self._plan.fits(optimizer, whole=whole):
             self._plan = self._make_plan(optimizer, self)
             self.betas_swapped = _has_swapped_betas(optimizer)
         return self._plan
@@ -297,7 +301,7 @@ class FewWeights:
         count = len(parameters)
         places = sorted({0, count // 2, count - 1}) if count else []
         self._before = [
-            (weakref.ref(parameters[place]), bits.clone())
+            (TensorRef(parameters[place]), bits.clone())
             for place in places
             if (bits := _few_bits(parameters[place])) is not None
         ]

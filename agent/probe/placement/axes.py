@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from mp_agent.errors import SettingError
+from mp_agent.probe.isolation import TensorRef
 from mp_agent.probe.processes.launchers import describe_ranks, this_rank, world_size
 from mp_agent.records.schema import Share
 
@@ -181,6 +182,12 @@ class Declaration:
     """Neither split nor copied: this rank alone has the tensor."""
 
 
+class _DeclaredRef(WeakIdRef, TensorRef):
+    """A parameter as a key."""
+
+    __slots__ = ()
+
+
 class Declarations:
     """All that was declared in this process; keeps neither modules nor parameters alive.
 
@@ -189,7 +196,7 @@ class Declarations:
 
     def __init__(self) -> None:
         self.generation = 0
-        self._parameters: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._parameters: WeakIdKeyDictionary = WeakIdKeyDictionary(ref_type=_DeclaredRef)
         self._modules: weakref.WeakKeyDictionary[nn.Module, Declaration] = (
             weakref.WeakKeyDictionary()
         )

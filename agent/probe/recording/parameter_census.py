@@ -20,6 +20,7 @@ from mp_agent.probe.instruments.activation_modules import (
     is_compiled,
     tensors_in,
 )
+from mp_agent.probe.isolation import TensorRef
 from mp_agent.probe.optimizers.parameter_names import listed, strip_wrappers
 from mp_agent.probe.optimizers.plan import change_count, few_elements, local_of
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
@@ -136,8 +137,8 @@ class ParameterCensus:
 class _Suspect:
     """A parameter that no optimizer holds, as a look has found it. Does not keep it alive."""
 
-    parameter: "weakref.ref[torch.Tensor]"
-    gradient: "weakref.ref[torch.Tensor]"
+    parameter: TensorRef
+    gradient: TensorRef
     gradient_version: int
     elements: torch.Tensor
 
@@ -146,8 +147,8 @@ class _Suspect:
         gradient = parameter.grad
         assert gradient is not None
         return cls(
-            weakref.ref(parameter),
-            weakref.ref(gradient),
+            TensorRef(parameter),
+            TensorRef(gradient),
             change_count(gradient),
             _kept(parameter),
         )
@@ -357,11 +358,11 @@ class _Owner:
 
     name: str
     training: bool
-    parameters: Mapping[str, "weakref.ref[torch.Tensor]"]
+    parameters: Mapping[str, TensorRef]
 
     @classmethod
     def made_of(cls, name: str, module: nn.Module, own: Mapping[str, Any]) -> "_Owner":
-        return cls(name, module.training, {key: weakref.ref(each) for key, each in own.items()})
+        return cls(name, module.training, {key: TensorRef(each) for key, each in own.items()})
 
     def without_gradient(self) -> list[str]:
         """Return the names of the parameters that have none."""

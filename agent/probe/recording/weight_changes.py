@@ -4,7 +4,6 @@ A few elements of some parameters are kept for some steps, and then compared. Wh
 learning rate and a step in between has changed by then.
 """
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
@@ -14,6 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.isolation import TensorRef
 from mp_agent.probe.optimizers.plan import (
     LayerSlot,
     MeasurementPlan,
@@ -103,7 +103,7 @@ class _Verdict:
 class _Element:
     """Where a few elements of a parameter are. Does not keep it alive."""
 
-    parameter: "weakref.ref[torch.Tensor]"
+    parameter: TensorRef
     part: slice | None
 
     def now(self) -> torch.Tensor | None:
@@ -286,6 +286,8 @@ def _part(slot: LayerSlot, group: Any, state: Any, model: torch.Tensor | None) -
         return None
     if not slope.shape == weights.shape == own.shape or not weights.is_floating_point():
         return None
+    if not weights.numel():  # the shard of a rank that holds none
+        return None
     moment = state.get("exp_avg_sq")
     moment = few_elements(moment, slot.part) if isinstance(moment, torch.Tensor) else None
     if moment is not None and (moment.shape != slope.shape or moment.device != slope.device):
@@ -294,8 +296,8 @@ def _part(slot: LayerSlot, group: Any, state: Any, model: torch.Tensor | None) -
     factor = group.get("d", 1.0)  # of Prodigy and D-Adaptation
     return _Part(
         name=slot.name,
-        element=_Element(weakref.ref(shown), slot.part),
-        own=_Element(weakref.ref(parameter), slot.part),
+        element=_Element(TensorRef(shown), slot.part),
+        own=_Element(TensorRef(parameter), slot.part),
         weights=weights,
         own_weights=own,
         gradient=slope,
@@ -308,7 +310,7 @@ def _part(slot: LayerSlot, group: Any, state: Any, model: torch.Tensor | None) -
 
 def _stepped(parts: Sequence[_Part]) -> tuple[Sequence[_Element], torch.Tensor] | None:
     """Return the elements that an optimizer steps, as they are, if the model's are others."""
-    if all(part.own.parameter is part.element.parameter for part in parts):
+    if all(part.own.parameter() is part.element.parameter() for part in parts):
         return None
     return [part.own for part in parts], _joined([part.own_weights for part in parts])
 

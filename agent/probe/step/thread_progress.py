@@ -19,6 +19,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.isolation import TensorRef
 from mp_agent.probe.optimizers.loop_order import gradient_parts
 from mp_agent.probe.optimizers.plan import (
     LayerSlot,
@@ -278,7 +279,7 @@ class WeightsMark:
     """Notices that weights were changed in place, by torch's own count of such changes."""
 
     def __init__(self) -> None:
-        self._marked: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self._marked: list[tuple[TensorRef, int]] = []
 
     def set(self, plan: MeasurementPlan) -> None:
         """Regard the weights of `plan` as unchanged as they are now."""
@@ -314,10 +315,10 @@ class GradientsMark:
         self._inspects_all = False
         self._none_made = False
         self._before: list[tuple[int, int] | None] = []
-        self._marked: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self._marked: list[tuple[TensorRef, int]] = []
         self.touched_places: frozenset[int] = frozenset()
         """Places in the plan of the parameters whose gradients the last backward has made."""
-        self._after: list[weakref.ref[torch.Tensor] | None] = []
+        self._after: list[TensorRef | None] = []
         """All that existed after backward, those that it has left alone too."""
 
     def backward_begins(self, plan: MeasurementPlan) -> None:
@@ -339,7 +340,7 @@ class GradientsMark:
             }
             self.touched_places = frozenset(made)
             self._marked = _marks(made.values())
-            self._after = [None if each is None else weakref.ref(each) for each in gradients]
+            self._after = [None if each is None else TensorRef(each) for each in gradients]
             self._none_made = not self._marked and (
                 self._inspects_all or all(slot.parameter.grad is None for slot in plan.slots)
             )
@@ -385,10 +386,10 @@ class GradientsMark:
         return sorted({0, count // 2, count - 1}) if count else []
 
 
-def _marks(tensors: Iterable[torch.Tensor]) -> list[tuple[weakref.ref[torch.Tensor], int]]:
+def _marks(tensors: Iterable[torch.Tensor]) -> list[tuple[TensorRef, int]]:
     """Return tensors, until they are gone, with how often each was changed in place."""
     counting = (each for tensor in tensors for each in counting_changes(tensor))
-    return [(weakref.ref(each), each._version) for each in counting]
+    return [(TensorRef(each), each._version) for each in counting]
 
 
 def _first_trained(slots: Iterable[LayerSlot]) -> torch.Tensor | None:

@@ -1,5 +1,6 @@
 """Odd objects in the process cost themselves at most: steps, loss and other gradients go on."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from math import isfinite, isnan
 from types import FrameType
@@ -10,6 +11,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import mp_agent
 
 STEPS = 15
 
@@ -271,6 +274,56 @@ def test_switches_of_torch_change_nothing(watch, switch):
     finally:
         switch(False)
     check(watched, losses)
+
+
+def test_parameters_without_elements_are_passed_by(watch):
+    empty = nn.Parameter(torch.zeros(0, 3))
+    optimizer = torch.optim.SGD([empty], lr=0.1)
+    watched = watch()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        empty.sum().backward()
+        optimizer.step()
+    contents = watched.read()
+    assert (len(contents.records), contents.state.probe_errors) == (STEPS, 0)
+
+
+@pytest.fixture
+def swapping() -> Iterator[None]:
+    """Have `module.to()` swap tensors, as it does of itself with DTensors."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+@pytest.mark.parametrize("settings", [{}, {"measure_updates": True, "layer_interval": 2}])
+def test_parameters_and_gradients_can_be_swapped_between_steps(watch, swapping, settings):
+    model = Partial(nn.Linear(3, 2))
+    mp_agent.declare(model.used.bias)
+    optimizer = torch.optim.AdamW(model.used.parameters(), lr=0.01)
+    watched = watch(**settings)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 3)).square().mean() + model.unused(torch.ones(3)).sum()
+        loss.backward()
+        losses.append(loss.item())
+        del loss
+        if step % 2:
+            model.double().float()
+        optimizer.step()
+        model.double().float()
+    check(watched, losses)
+
+
+def test_what_others_refer_to_is_swapped_no_more_than_before(watch):
+    watch()
+    tensors = torch.ones(2), torch.zeros(2)
+    reference = weakref.ref(tensors[0])
+    with pytest.raises(RuntimeError, match="Cannot swap t1"):
+        torch.utils.swap_tensors(*tensors)
+    assert reference() is tensors[0]
 
 
 def test_an_optimizer_that_cannot_be_read_costs_its_own_steps(watch):

@@ -1,5 +1,7 @@
 """Loops as they are in public training scripts, each against what the script itself computes."""
 
+import weakref
+
 import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_
@@ -96,6 +98,33 @@ class TestOuterOptimizer:
                 squares.append(sum_squares(model))
                 optimizers[-1].step()
         assert _squares(watched.read()) == pytest.approx(squares, rel=1e-6)
+
+
+@pytest.mark.parametrize("replaced", [(0, 1, 2), (1,)], ids=["all", "middle"])
+@pytest.mark.parametrize("grouped", [True, False], ids=["groups", "group"])
+def test_parameters_that_take_the_place_of_others_are_measured(watch, replaced, grouped):
+    """Gaussian splatting: every so many steps each group's parameter is one of other rows."""
+    held = [torch.nn.Parameter(torch.randn(4, width)) for width in (3, 2, 1)]
+    groups = [{"params": [each]} for each in held] if grouped else [{"params": list(held)}]
+    optimizer = torch.optim.Adam(groups, lr=0.01)
+    gone = [weakref.ref(held[place]) for place in replaced]
+    watched, squares = watch(), []
+    for step in range(12):
+        if step == 5:
+            for place in replaced:
+                old = held[place]
+                held[place] = torch.nn.Parameter(torch.cat([old.detach(), old.detach()]))
+                params = optimizer.param_groups[place if grouped else 0]["params"]
+                params[0 if grouped else place] = held[place]
+                optimizer.state.pop(old)
+                del old
+        optimizer.zero_grad()
+        torch.cat([each.flatten() for each in held]).square().sum().backward()
+        squares.append(sum(gradient_of(each).square().sum().item() for each in held))
+        optimizer.step()
+    watched.probe.flush()
+    assert _squares(watched.read(one_schema=False)) == pytest.approx(squares, rel=1e-5)
+    assert not any(each() is not None for each in gone)
 
 
 def _clip_by_hand(model: torch.nn.Module, limit: float) -> None:
