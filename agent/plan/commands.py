@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from mp_agent.backtest.options import period_of_prometheus, period_options
-from mp_agent.errors import AdviceError, CompareError
-from mp_agent.inputs.files import read_text
+from mp_agent.errors import AdviceError, CompareError, SourceError
+from mp_agent.inputs.files import parse_json, read_text
 from mp_agent.lint.rules.reinforcement import REINFORCEMENT_IN_BF16
 from mp_agent.lint.script import check_script
 from mp_agent.output import Console, write_whole
@@ -297,12 +297,19 @@ def _excluded(path: Path, goal: str) -> Iterator[tuple[str, str]]:
     Raises AdviceError, naming the file, for what is none.
     """
     try:
-        document = json.loads(read_text(path))
+        document = parse_json(read_text(path))
         if document["format"] != FORMAT:
             raise ValueError(f"its format is {document['format']!r}")
         plan = plan_of_json(json.dumps(document))
         rejections = {str(key): str(why) for key, why in document["rejections"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        SourceError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise AdviceError(f"{path}: is no evaluation: {error!r}") from error
     yield from excluded_by(plan.precision, rejections, goal).items()
 

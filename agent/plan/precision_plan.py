@@ -1,12 +1,13 @@
 """A plan of precisions, the number formats it chooses from, and the environment that it is for."""
 
 import json
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from math import isfinite
 from typing import Any
 
-from mp_agent.errors import AdviceError, CompareError
+from mp_agent.errors import AdviceError, CompareError, SourceError
+from mp_agent.inputs.files import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +256,7 @@ class PrecisionPlan:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise _wrong(name, value, "is not a number")
-            if not (isfinite(value) and value > 0):
+            if not 0 < value <= sys.float_info.max:  # an integer of JSON may be larger
                 raise _wrong(name, value, "is not a positive number")
         if isinstance(self.adam_beta2, bool) or not isinstance(self.adam_beta2, int | float):
             raise _wrong("adam_beta2", self.adam_beta2, "is not a number")
@@ -289,9 +290,9 @@ def plan_of_json(text: str) -> PrecisionPlan:
     Raises AdviceError, naming the field and the value, for any other document.
     """
     try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise AdviceError(f"plan: is no JSON: {error}") from error
+        document = parse_json(text)
+    except SourceError as error:
+        raise AdviceError(f"plan: {error}") from error
     if isinstance(document, dict) and isinstance(document.get("plan"), dict):
         document = document["plan"]
     if not isinstance(document, dict) or document.get("format") != FORMAT:

@@ -26,6 +26,7 @@ def test_a_plan_is_read_as_it_was_written():
     ("change", "message"),
     [
         ({"precision": "fp17"}, "precision has value 'fp17'"),
+        ({"clip_norm": 10**400}, "clip_norm has value 10000"),
         ({"precision": None}, "precision has value None"),
         ({"device": "tpu"}, "device has value 'tpu'"),
         ({"loss_scale": -1}, "loss_scale has value -1"),

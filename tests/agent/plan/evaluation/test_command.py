@@ -71,7 +71,7 @@ def test_a_target_that_is_required_decides_the_exit_code(script, tmp_path):
     ("arguments", "message"),
     [
         (("{script}",), "is no script.py:function"),
-        (("{script}:make_model", "--plan", "{script}"), "plan: is no JSON"),
+        (("{script}:make_model", "--plan", "{script}"), ": is no JSON: Expecting value"),
         (
             ("{script}:make_model", "--plan", "{script}", "--precision", "fp32"),
             "--plan and --precision: give one of them",
@@ -82,6 +82,12 @@ def test_a_target_that_is_required_decides_the_exit_code(script, tmp_path):
 def test_what_cannot_be_measured_is_named(script, arguments, message):
     done = run(*(one.format(script=script) for one in arguments))
     assert done.exit_code == 2 and message in done.output
+
+
+def test_a_plan_that_is_nested_too_deeply_is_named(script, tmp_path):
+    (path := tmp_path / "plan.json").write_text("[" * 100_000)
+    done = run(f"{script}:make_model", "--plan", str(path))
+    assert done.exit_code == 2 and "plan: the JSON is nested too deeply" in done.output
 
 
 def test_a_plan_that_does_not_hold_gives_way_to_the_next_one(script, tmp_path):
@@ -100,9 +106,10 @@ def test_a_plan_that_does_not_hold_gives_way_to_the_next_one(script, tmp_path):
     for given, precision in (((), "bf16-autocast"), (("--evaluation", str(found)), "fp32")):
         done = CliRunner().invoke(main, [*command, *given])
         assert json.loads(done.stdout)["plan"]["precision"] == precision
-    found.write_text("{}")
-    done = CliRunner().invoke(main, [*command, "--evaluation", str(found)])
-    assert done.exit_code == 2 and f"{found}: is no evaluation" in done.output
+    for content in ("{}", "[" * 100_000):
+        found.write_text(content)
+        done = CliRunner().invoke(main, [*command, "--evaluation", str(found)])
+        assert done.exit_code == 2 and f"{found}: is no evaluation" in done.output
 
 
 def test_asking_for_help_loads_no_torch():
