@@ -5,6 +5,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any
 
 import click
@@ -213,6 +214,9 @@ class _Commands(click.Group):
             raise safe from None
 
     def main(self, *arguments: Any, **options: Any) -> Any:
+        if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+            # As on standard error: what the encoding of a locale lacks would be a traceback.
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return super().main(*arguments, **options)
         except OSError as error:

@@ -102,6 +102,25 @@ def test_a_full_disk_behind_standard_output_is_said_in_one_line(arguments: list[
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["explain", "MpAgentLossSpike"], ["run", "--help"]])
+def test_an_encoding_that_lacks_characters_shows_them_as_escapes(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mp_agent", *arguments],
+        check=False,
+        text=True,
+        encoding="latin-1",
+        capture_output=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "PYTHONIOENCODING": "latin-1",
+        },
+    )
+    assert done.returncode == 0 and not done.stderr
+    assert "\\u20" in done.stdout
+
+
 def test_a_command_that_is_unknown_is_refused_with_the_one_that_is_like_it() -> None:
     outcome = CliRunner().invoke(main, ["bactest", "train.log"])
     assert outcome.exit_code == 2
