@@ -40,6 +40,15 @@ QUANTITIES: Mapping[str, tuple[str, ...]] = {
         "loss_train_total",
         "avr_loss",
         "main_loss",
+        "step_loss",
+        "batch_loss",
+        "avg_loss",
+        "average_loss",
+        "mean_loss",
+        "loss_total",
+        "loss_epoch",
+        "train_loss_epoch",
+        "epoch_loss",
     ),
     "grad_norm": (
         "grad_norm",
@@ -62,7 +71,10 @@ QUANTITIES: Mapping[str, tuple[str, ...]] = {
         "lr_adamw",
         "lr_adam",
         "lr_sgd",
+        "lr_pg0",
         "lr_pg1",
+        "x_lr0",
+        "cur_lr",
         "optim0_lr0",
         "actor_lr",
         "lr_decoupledadamw_group0",
@@ -103,8 +115,12 @@ NUMBERS = (
 )
 """A log without any of these has nothing to judge."""
 
-_PREFIX = re.compile(r"^(?:train|training|trainer|optim|optimizer|metrics|stats)[/.]")
+_PREFIX = re.compile(
+    r"^(?:train|training|trainer|optim|optimizer|metrics|stats|info/learner/[^/]+/learner_stats)[/.]"
+)
 _OF_TRAINING = ("train_", "training_")
+_PART = re.compile(r"^train/\w+_loss$")
+_PARTS_OF_DETECTION = ("train/box_loss", "train/giou_loss")
 _SEPARATORS = re.compile(r"[^a-z0-9]+")
 _LIKELY = re.compile(r"loss|norm|scale", re.IGNORECASE)
 _ABSENT = frozenset(("", "none", "null", "n/a", "-"))
@@ -146,6 +162,15 @@ def choose_columns(names: Iterable[str], chosen: Mapping[str, str]) -> dict[str,
             "--column loss=NAME"
         )
     return found
+
+
+def parts_of_loss(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the columns whose sum is the loss, as Ultralytics writes them; else none.
+
+    Of parts in general it is not known: those of an actor and a critic have no sum that is trained.
+    """
+    parts = tuple(dict.fromkeys(name for name in names if _PART.match(name)))
+    return parts if any(name in parts for name in _PARTS_OF_DETECTION) else ()
 
 
 def number(value: object) -> float | None:

@@ -12,10 +12,18 @@ from math import isfinite, isnan
 from statistics import median
 from typing import Any
 
-from mp_agent.backtest.log.columns import STEP, Row, choose_columns, number, plain
+from mp_agent.backtest.log.columns import (
+    STEP,
+    Row,
+    choose_columns,
+    number,
+    parts_of_loss,
+    plain,
+)
 from mp_agent.backtest.log.training_log import Point
 from mp_agent.errors import LogError
 
+_LOSS = "loss"
 EPOCH = "epoch"
 EPOCH_STEPS = "iterations in this epoch"
 """What readers call it who know it. A column of a log may have a similar name for another thing."""
@@ -39,6 +47,32 @@ def of_training(rows: Sequence[Row]) -> tuple[Sequence[Row], list[str]]:
     ]
     left_out = len(rows) - len(kept)
     return kept, [f"{left_out} rows of evaluations are left out"] if left_out else []
+
+
+def with_sum_of_parts(
+    rows: Sequence[Row], chosen: Mapping[str, str]
+) -> tuple[Sequence[Row], list[str]]:
+    """Return rows with the sum of the loss's parts, where a log holds only these, and a note."""
+    names = {name: None for _, row in rows for name in row}
+    parts = parts_of_loss(names)
+    if not parts or _LOSS in chosen or any(plain(name) == _LOSS for name in names):
+        return rows, []
+    summed: list[Row] = []
+    known: dict[object, dict[str, float]] = {}
+    for line, row in rows:
+        # TensorBoard holds each part of a step apart.
+        own = known.setdefault(row.get(STEP, line), {})
+        own |= {name: value for name in parts if (value := _part(row.get(name))) is not None}
+        whole = len(own) == len(parts) and any(name in row for name in parts)
+        summed.append((line, {**row, _LOSS: sum(own.values())} if whole else row))
+    return summed, [f"the loss is taken for the sum of {', '.join(parts)}"]
+
+
+def _part(value: object) -> float | None:
+    try:
+        return number(value)
+    except ValueError:
+        return None
 
 
 def across_epochs(rows: Sequence[Row], columns: dict[str, str]) -> tuple[Sequence[Row], list[str]]:
@@ -190,9 +224,10 @@ def points_of_rows(
     holds a number to judge.
     """
     rows, notes = of_training(rows)
+    rows, about_parts = with_sum_of_parts(rows, chosen)
     columns = choose_columns((name for _, row in rows for name in row), chosen)
     rows, about_epochs = across_epochs(rows, columns)
-    notes += about_epochs
+    notes += about_parts + about_epochs
     if STEP not in columns:
         notes.append("no column for the step: rows are counted as steps, from 1")
     points: list[Point] = []

@@ -274,9 +274,12 @@ def _as_recorded(log: TrainingLog) -> Iterator[TimedStep]:
 
 
 def _without_idle_scale(points: Sequence[Point]) -> tuple[Sequence[Point], list[str]]:
-    """Return the points without a loss scale that is 1 throughout: it scales nothing."""
+    """Return the points without a loss scale that is 1 throughout: it scales nothing.
+
+    Steps that it skipped show that there is one, which has fallen to 1 before the log begins.
+    """
     scales = {point.loss_scale for point in points} - {None}
-    if scales != {1.0}:
+    if scales != {1.0} or any(point.skipped for point in points):
         return points, []
     without = [replace(point, loss_scale=None) for point in points]
     return without, ["the loss scale is 1 throughout, so there is none"]

@@ -1,22 +1,17 @@
-"""Reads what trainers print: lines with names and values, of any trainer or of a known one.
-
-Transformers' Trainer prints Python dicts between the states of progress bars.
-"""
+"""Reads what trainers print: lines with names and values, of any trainer or of a known one."""
 
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mp_agent.backtest.log.columns import NUMBERS, QUANTITIES, STEP, Row, plain
 from mp_agent.backtest.log.rows import EPOCH, EPOCH_STEPS
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.format import ROWS_MAX, LogFormat, bounded_rows, log_of_rows
-from mp_agent.backtest.readers.tables import SUMMARY, step_seconds_of
+from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows
 from mp_agent.backtest.readers.text import NUMBER, lines_of, stamp
 from mp_agent.errors import NothingToJudge
 
@@ -41,25 +36,35 @@ _NUMBER_NAMES = {
 }
 _COMMON_WORDS = {"norm"} | {name for each in NUMBERS[2:] for name in QUANTITIES[each]}
 """Names of values that are words of prose and code, and of other values: `Logit Scale`."""
-_PAIR = re.compile(
-    rf"(?<![\w./-])((?:[A-Za-z_][\w./-]* ){{0,2}}[A-Za-z_][\w./-]*)"
-    rf"(?:\s*[:=]\s*|\s+)['\"]?({NUMBER})(?![\w%]|\.\d)"
+_VALUE = (
+    r"(?<![\w./-])((?:[A-Za-z_][\w./-]* ){0,2}[A-Za-z_][\w./-]*)"
+    rf"['\"]?(?:\s*[:=]\s*|\s+)['\"]?({NUMBER})"
 )
+_PAIR = re.compile(rf"{_VALUE}(?![\w%]|\.\d)")
+_PAIR_OR_SHARE = re.compile(rf"{_VALUE}%?(?!\w|\.\d)")
 _SAME_VALUE = frozenset(
     ("mean", "average", "avg", "running", "batch", "current", "iter", "epoch", "step", "completed")
 )
-"""Words before a name that leave it the same value, as capitals do (`INFO loss`); with another one,
-as in `aux loss` or `Actor Loss`, it is another value."""
+"""Words before a name that leave it the same value; with another one, as in `aux loss` or
+`Actor Loss`, it is another value."""
+_LEVELS = frozenset(("debug", "info", "notice", "warning", "error", "train"))
+"""Words of capitals before a name that are none of its words (`INFO loss`). Others may be the kind
+of the value (`MSE Loss`) or which of several it is (`KL Loss: 0.1, CE Loss: 2.3`)."""
 _EVALUATION = re.compile(
     r"(?<![\w/-])(?:val|valid|validation|eval|evaluation|test|dev)(?![\w/-])", re.IGNORECASE
 )
 _PLACE = re.compile(
-    r"\b(?:(?:train(?:ing)?\s+)?epoch|train)\b(?:\(train\))?[:\s]*\[?\s*(?P<epoch>\d+)"
-    r"(?:/\d+)?\s*\]?[\s,:|-]*(?:\d+%\|[^|]*\|\s*)?"
-    r"(?:(?:iter|iteration|step|batch)\b[:\s]*)?[\[(]?\s*(?P<step>\d+)\s*/\s*(?P<total>\d+)",
+    r"(?<!train )\b(?!train epoch: *\d+ *\[ *\d+/\d+ *\( *\d)"
+    r"(?:(?:train(?:ing)?\s+)?epoch|train)\b(?:\(train\))?[:\s]*\[?\s*(?P<epoch>\d+)(?!\d)"
+    r"(?:/\d+(?!\d))?\s*\]?[\s,:|-]*(?:\d+%\|[^|]*\|\s*)?"
+    r"(?:\[?(?:iter|iteration|step|batch)\b[:\s]*)?[\[(]?\s*(?P<step>\d+)\s*/\s*(?P<total>\d+)",
     re.IGNORECASE,
 )
-"""Epoch, iteration and iterations in it: `Epoch: [0]  [ 20/1251]`, `Epoch 0:  4%|▍| 20/512 [`."""
+"""Epoch, iteration and iterations in it: `Epoch: [0]  [ 20/1251]`, `Epoch 0:  4%|▍| 20/512 [`.
+`Train Epoch: 1 [640/60000 (1%)]`, as PyTorch's examples write it, counts samples."""
+_EPOCH_ALONE = re.compile(r"\bepoch\b[\s:=#]*\[?\s*(?P<epoch>\d+)(?!\d|\.\d)", re.IGNORECASE)
+_KERAS = re.compile(r"^\s*(?P<step>\d+)/(?P<total>\d+) +(?:\[[=>.]|━|- |\d+m?s\b)")
+"""The bar of Keras, in the epoch of the heading above it."""
 _FRACTION = re.compile(
     r"(?:(?<!\d)\d+%\|[^|]*\||\b(?:iter|iteration|step)(?:\(train\))?[:\s]*\[|^\[batch=)"
     r"\s*(?P<step>\d+)\s*/\s*\d+",
@@ -111,32 +116,43 @@ _TRAINERS = (
 
 def _pairs(text: str, chosen: Collection[str]) -> dict[str, str]:
     """Return the values of a line by name, as they are written; of evaluations none."""
+    evaluation = _EVALUATION.search(text)
+    if evaluation and _EVALUATION.search(_PAIR_OR_SHARE.sub(" ", text)):
+        # The line is of an evaluation, not only a value of it.
+        return {}
     found: dict[str, str] = {}
     loose: dict[str, str] = {}
-    for name, value in _PAIR.findall(text):
-        words = name.split()
+    kinds: dict[str, list[str]] = {}
+    for pair in _PAIR.finditer(text):
+        words, value = pair[1].split(), pair[2]
         for begin in range(len(words)):
             rest = " ".join(words[begin:])
             before = words[begin - 1] if begin else ""
-            if before and not before.isupper() and before.lower() not in _SAME_VALUE:
+            a_kind = before.isupper() and before.lower() not in _LEVELS
+            if before and before.lower() not in _SAME_VALUE | _LEVELS and not a_kind:
                 break
+            if " " in rest and words[begin].lower() in _SAME_VALUE and rest not in chosen:
+                continue
             known = rest if rest in chosen else plain(rest)
             if before and known in _COMMON_WORDS and rest not in chosen:
                 break
             if known in _NAMES or rest in chosen:
-                (loose if before else found).setdefault(known, value)
+                if evaluation and evaluation.start() < pair.end() and _could_be_evaluated(known):
+                    # Behind a value of an evaluation, only those that say so are of training.
+                    break
+                if a_kind:
+                    kinds.setdefault(known, []).append(value)
+                else:
+                    (loose if before else found).setdefault(known, value)
                 break
     found = loose | found
-    if found and _EVALUATION.search(_PAIR.sub(" ", text)):
-        return {}
-    if _EVALUATION.search(text):
-        # Next to numbers of an evaluation, only those that say so are of training.
-        return {
-            name: value
-            for name, value in found.items()
-            if name not in _NUMBER_NAMES or name.startswith(_TRAINING_PREFIXES)
-        }
+    if not any(name in _NUMBER_NAMES for name in found):
+        found |= {name: values[0] for name, values in kinds.items() if len(values) == 1}
     return found
+
+
+def _could_be_evaluated(name: str) -> bool:
+    return name in _NUMBER_NAMES and not name.startswith(_TRAINING_PREFIXES)
 
 
 def _row_of_trainer(trainer: _Trainer, chosen: Collection[str], line: str) -> dict[str, Any] | None:
@@ -161,11 +177,14 @@ def _epoch(groups: Mapping[str, str | None]) -> dict[str, int]:
 
 def _row_of_any(chosen: Collection[str], line: str) -> dict[str, Any] | None:
     row: dict[str, Any] = dict(_pairs(line, chosen))
-    if any(name in row for name in QUANTITIES[STEP]):
+    if _stepped(row):
         return row
-    if (found := _PLACE.search(line)) or (found := _FRACTION.search(line)):
-        groups = found.groupdict()
-        row |= {STEP: int(groups["step"]), **_epoch(groups)}
+    for place in (_PLACE, _FRACTION, _KERAS):
+        if found := place.search(line):
+            groups = found.groupdict()
+            return row | {STEP: int(groups["step"]), **_epoch(groups)}
+    if EPOCH not in row and (found := _EPOCH_ALONE.search(line)):
+        row |= _epoch(found.groupdict())
     return row or None
 
 
@@ -173,8 +192,8 @@ def _judged(row: Mapping[str, Any] | None, chosen: Collection[str]) -> bool:
     return row is not None and any(name in _NUMBER_NAMES or name in chosen for name in row)
 
 
-def _placed(row: Mapping[str, Any]) -> bool:
-    return EPOCH in row or any(name in row for name in QUANTITIES[STEP])
+def _stepped(row: Mapping[str, Any]) -> bool:
+    return any(name in row for name in QUANTITIES[STEP])
 
 
 def _rows(
@@ -182,13 +201,19 @@ def _rows(
 ) -> Iterator[Row]:
     """Yield a row per line that holds a number to judge, of the rank that prints first.
 
-    Other ranks are added to left_out.
+    A line with an epoch alone is the heading of the lines below it. Other ranks are added to
+    left_out.
     """
     first = ""
+    heading: dict[str, Any] = {}
     for number, line in lines:
         row = row_of(chosen, line)
-        if row is None or not _judged(row, chosen):
+        if row is None:
             continue
+        if not _judged(row, chosen):
+            heading = {EPOCH: row[EPOCH]} if row.keys() == {EPOCH} else heading
+            continue
+        row = heading | row
         ranks = _RANK.search(line)
         rank = (ranks[1] or ranks[2]) if ranks else ""
         first = first or rank
@@ -203,33 +228,68 @@ _CELLS = re.compile(r"^\s*\|\s*([A-Za-z_][\w ./-]{0,60}?)\s*\|\s*(\S{1,60})\s*\|
 _HEADING = re.compile(r"\[(?:step|batch)=\d+[^\][]{0,200}\]:?\s*$")
 
 
+_CELL = re.compile(rf"{NUMBER}%?")
+_SEPARATOR = re.compile(r"^[\s|+:=-]+$")
+_NAME_OF_COLUMN = re.compile(r"[A-Za-z_][\w ./()%-]{0,60}")
+
+
 def _joined(lines: Iterable[_Line]) -> Iterator[_Line]:
-    """Yield lines; a table of names and values, or a heading with indented values, as one."""
+    """Yield lines; a table of names and values, or a heading with indented values, as one.
+
+    Of a table with a heading, each row becomes a line of names and values.
+    """
     held: list[str] = []
     begin, tabular = 0, False
+    columns: Sequence[str] = ()
     for number, line in lines:
-        cells = _CELLS.match(line)
-        if held and ((tabular and cells) or (not tabular and line[:1] in (" ", "\t"))):
-            held.append(f"{cells[1]}: {cells[2]}" if cells else line.strip())
+        row = _cells_of_row(line)
+        if columns and (len(row) == len(columns) or _SEPARATOR.match(line)):
+            if not _SEPARATOR.match(line):
+                cells = zip(columns, row, strict=True)
+                yield number, ", ".join(f"{a}: {b}" for a, b in cells if _CELL.fullmatch(b))
+            continue
+        pair = _CELLS.match(line)
+        if held and ((tabular and pair) or (not tabular and line[:1] in (" ", "\t"))):
+            held.append(f"{pair[1]}: {pair[2]}" if pair else line.strip())
             continue
         if held:
             yield begin, ", ".join(held)
             held = []
-        if cells or _HEADING.search(line):
-            begin, tabular = number, cells is not None
-            held = [f"{cells[1]}: {cells[2]}" if cells else line]
+        columns = row if _names_columns(row) else ()
+        if columns:
+            continue
+        if pair or _HEADING.search(line):
+            begin, tabular = number, pair is not None
+            held = [f"{pair[1]}: {pair[2]}" if pair else line]
         else:
             yield number, line
     if held:
         yield begin, ", ".join(held)
 
 
+def _cells_of_row(line: str) -> Sequence[str]:
+    """Return the cells of a row of a table, between bars or tabulators; none of another line."""
+    bare = line.strip()
+    if bare[:1] == "|" and bare[-1:] == "|":
+        return [cell.strip() for cell in bare[1:-1].split("|")]
+    return [cell.strip() for cell in line.split("\t")] if "\t" in bare else ()
+
+
+def _names_columns(cells: Sequence[str]) -> bool:
+    names = {plain(cell) for cell in cells if _NAME_OF_COLUMN.fullmatch(cell)}
+    places = names & {EPOCH, *QUANTITIES[STEP]}
+    return bool(places) and len(names) == len(cells) and bool(names - places)
+
+
 def _read(name: str, row_of: _RowOf, path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
     chosen = frozenset(options.columns.values())
     ranks: set[str] = set()
     rows = bounded_rows(_rows(_joined(lines_of(path)), row_of, chosen, ranks))
-    placed = [(line, row) for line, row in rows if _placed(row)]
-    # Without a step, such as the averages of an epoch after its steps.
+    # Besides rows with a step there are such as the averages of an epoch after its steps, or, of
+    # steps that only show their epoch, the last state of a bar.
+    stepped = [(line, row) for line, row in rows if _stepped(row)]
+    of_epochs = [(line, row) for line, row in rows if EPOCH in row and not _stepped(row)]
+    placed = max(stepped, of_epochs, key=len)
     unplaced = len(rows) - len(placed) if placed else 0
     rows = placed or [(line, row) for line, row in rows if row.keys() - _COMMON_WORDS]
     if not rows:
@@ -250,7 +310,8 @@ def _recognises(row_of: _RowOf, path: Path, head: bytes) -> bool:
     seen = 0
     for _, line in islice(_joined(lines_of(path)), _LINES_LOOKED_AT):
         row = row_of((), line)
-        seen += row is not None and _judged(row, ()) and _placed(row)
+        if row is not None and _judged(row, ()):
+            seen += _stepped(row) or EPOCH in row
         if seen == _MARKS_MIN:
             return True
     return False
@@ -262,108 +323,3 @@ def _format(name: str, row_of: _RowOf) -> LogFormat:
 
 CONSOLES = tuple(_format(one.name, partial(_row_of_trainer, one)) for one in _TRAINERS)
 ANY_CONSOLE = _format("console", _row_of_any)
-
-
-_NAME = "transformers-console"
-_EVENT = re.compile(
-    r"\{(?P<dict>'[^{}]*)\}"
-    r"|(?<!\d)(?<!: )(?<!:  )(?<!:   )\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+) \["
-    r"(?:[^\]\r]{0,60}, +(?P<rate>\d+\.\d+)(?P<unit>s/it|it/s))?"
-)
-"""A dict, or a bar without a name and a colon before it, as that of the training is."""
-_ITEM = re.compile(rf"'([^']+)': '?({NUMBER})'?(?=,|$)")
-_MARK = re.compile(rb"\{(?:'[^{}]*, )?'(?:loss|grad_norm)': [^{}]*'epoch': ")
-_QUANTITIES = ("loss", "grad_norm")
-
-
-@dataclass(frozen=True, slots=True)
-class _Bar:
-    """One state of a progress bar."""
-
-    step: int
-    total: int
-    step_seconds: float | None
-
-
-@dataclass(slots=True)
-class _Logged:
-    """A printed dict, and the bars before and after it."""
-
-    line: int
-    values: dict[str, float]
-    before: _Bar | None
-    after: _Bar | None = None
-
-
-def _recognises_trainer(path: Path, head: bytes) -> bool:
-    return _MARK.search(head) is not None
-
-
-def _read_trainer(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
-    logged = list(islice(_logged(path), ROWS_MAX))
-    trained = [one for one in logged if any(name in one.values for name in _QUANTITIES)]
-    if not trained:
-        raise NothingToJudge("holds no dict with 'loss' or 'grad_norm' as Trainer prints it")
-    bars = _bars(trained)
-    rows: list[tuple[int, dict[str, Any]]] = [(one.line, one.values) for one in trained]
-    if bars is not None:
-        rows = [
-            (line, {**row, STEP: bar.step, "step_seconds": bar.step_seconds})
-            for (line, row), bar in zip(rows, bars, strict=True)
-        ]
-    seconds = [step_seconds_of(one.values) for one in logged if SUMMARY in one.values]
-    return [log_of_rows(path, _NAME, rows, options, step_seconds=seconds[-1] if seconds else None)]
-
-
-def _logged(path: Path) -> Iterator[_Logged]:
-    bar: _Bar | None = None
-    waiting: _Logged | None = None
-    for number, line in lines_of(path):
-        events = list(_EVENT.finditer(line))
-        if waiting is not None and not events and line.strip():
-            # Of bars that come later than the next text, none has the step of the dict.
-            yield waiting
-            waiting = None
-        for event in events:
-            if event["dict"] is None:
-                bar = _Bar(int(event["step"]), int(event["total"]), _step_seconds(event))
-                if waiting is not None:
-                    waiting.after = bar
-                    yield waiting
-                    waiting = None
-                continue
-            if waiting is not None:
-                yield waiting
-            values = {name: float(value) for name, value in _ITEM.findall(event["dict"])}
-            waiting, bar = _Logged(number, values, bar), None
-    if waiting is not None:
-        yield waiting
-
-
-def _step_seconds(bar: re.Match[str]) -> float | None:
-    rate = float(bar["rate"] or 0.0)
-    if not rate:
-        return None
-    return rate if bar["unit"] == "s/it" else 1 / rate
-
-
-def _bars(logged: Sequence[_Logged]) -> list[_Bar] | None:
-    """Return the bar with the step of each dict; None where the bars do not distinguish them.
-
-    The bar is drawn again after each dict, with the step of the dict; a bar before it may lag
-    behind. Bars with another total are those of evaluations.
-    """
-    near = [bar for one in logged for bar in (one.after, one.before) if bar is not None]
-    if not near:
-        return None
-    total = Counter(bar.total for bar in near).most_common(1)[0][0]
-    bars = [
-        next((bar for bar in (one.after, one.before) if bar and bar.total == total), None)
-        for one in logged
-    ]
-    known = [bar for bar in bars if bar is not None]
-    apart = len(known) == len(bars) and all(a.step != b.step for a, b in pairwise(known))
-    return known if apart else None
-
-
-TRANSFORMERS_CONSOLE = LogFormat(_NAME, _recognises_trainer, _read_trainer)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.console import ANY_CONSOLE, CONSOLES, TRANSFORMERS_CONSOLE
+from mp_agent.backtest.readers.console import ANY_CONSOLE, CONSOLES
 from mp_agent.backtest.readers.flight import FLIGHT
 from mp_agent.backtest.readers.format import HEAD_BYTES, LogFormat
 from mp_agent.backtest.readers.mlflow import MLFLOW
 from mp_agent.backtest.readers.prometheus import read_prometheus
 from mp_agent.backtest.readers.tables import CSV_TABLE, JSON_LINES, JSON_TABLE, TRANSFORMERS
 from mp_agent.backtest.readers.tensorboard import TENSORBOARD, WANDB
-from mp_agent.backtest.readers.text import DEEPSPEED, FAIRSEQ, MEGATRON
+from mp_agent.backtest.readers.text import DEEPSPEED, FAIRSEQ, MEGATRON, TRANSFORMERS_CONSOLE
 from mp_agent.errors import LogError, SourceError
 from mp_agent.inputs.addresses import is_address, shown_address
 from mp_agent.inputs.files import encoding_of, open_regular
@@ -30,8 +30,8 @@ FORMATS: tuple[LogFormat, ...] = (
     JSON_TABLE,
     MEGATRON,
     FAIRSEQ,
-    DEEPSPEED,
     TRANSFORMERS_CONSOLE,
+    DEEPSPEED,
     *CONSOLES,
     ANY_CONSOLE,
 )

@@ -1,16 +1,20 @@
-"""Reads the text logs of DeepSpeed, fairseq and Megatron."""
+"""Reads the text logs of DeepSpeed, fairseq, Megatron and the Trainer of Transformers."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from mp_agent.backtest.log.columns import Row
+from mp_agent.backtest.log.columns import STEP, Row
 from mp_agent.backtest.log.rows import Problems
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows
-from mp_agent.errors import LogError, SourceError
+from mp_agent.backtest.readers.format import ROWS_MAX, LogFormat, bounded_rows, log_of_rows
+from mp_agent.backtest.readers.tables import SUMMARY, step_seconds_of
+from mp_agent.errors import LogError, NothingToJudge, SourceError
 from mp_agent.inputs.files import parse_json, read_lines
 
 LINE_CHARACTERS_MAX = 20_000
@@ -49,9 +53,8 @@ def stamp(line: str) -> float | None:
 _DEEPSPEED_NAME = "deepspeed"
 _STEP = re.compile(rf"step=(\d+), skipped=(\d+), lr=\[({NUMBER})")
 _LOSS = re.compile(rf"steps: (\d+) loss: ({NUMBER})(?: iter time \(s\): ({NUMBER}))?")
-_DEEPSPEED_OVERFLOW = re.compile(
-    rf"OVERFLOW! Rank 0 Skipping step\. Attempted loss scale: ({NUMBER})"
-)
+_OVERFLOW = r"OVERFLOW! Rank 0 Skipping step\. Attempted loss scale: "
+_DEEPSPEED_OVERFLOW = re.compile(rf"{_OVERFLOW}({NUMBER})")
 _OVERFLOW_BEFORE = re.compile(rf"Reducing dynamic loss scale from ({NUMBER}) to")
 _DEEPSPEED_MARKS = re.compile(
     rb"step=\d+, skipped=\d+, lr=\[|OVERFLOW! Rank \d+ Skipping step|Reducing dynamic loss scale"
@@ -200,3 +203,131 @@ def _rows_megatron(path: Path) -> Iterator[Row]:
 
 
 MEGATRON = LogFormat(_MEGATRON_NAME, _recognises_megatron, _read_megatron)
+
+
+_TRAINER_NAME = "transformers-console"
+_EVENT = re.compile(
+    r"\{(?P<dict>'[^{}]*)\}"
+    rf"|{_OVERFLOW}(?P<scale>{NUMBER})"
+    r"|(?<!\d)(?<!: )(?<!:  )(?<!:   )\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+) \["
+    r"(?:[^\]\r]{0,60}, +(?P<rate>\d+\.\d+)(?P<unit>s/it|it/s))?"
+)
+"""A dict, an overflow of DeepSpeed, or a bar without a name and a colon before it, as that of the
+training is."""
+_ITEM = re.compile(rf"'([^']+)': '?({NUMBER})'?(?=,|$)")
+_MARK = re.compile(rb"\{(?:'[^{}]*, )?'(?:loss|grad_norm)': [^{}]*'epoch': ")
+_QUANTITIES = ("loss", "grad_norm")
+_SKIPPED_STEP = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """One state of a progress bar."""
+
+    step: int
+    total: int
+    step_seconds: float | None
+
+
+@dataclass(slots=True)
+class _Logged:
+    """A printed dict or an overflow, and the bars before and after it."""
+
+    line: int
+    values: dict[str, float]
+    before: _Bar | None
+    after: _Bar | None = None
+
+
+def _recognises_trainer(path: Path, head: bytes) -> bool:
+    return _MARK.search(head) is not None
+
+
+def _read_trainer(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
+    logged = list(islice(_logged(path), ROWS_MAX))
+    trained = [one for one in logged if any(name in one.values for name in _QUANTITIES)]
+    if not trained:
+        raise NothingToJudge("holds no dict with 'loss' or 'grad_norm' as Trainer prints it")
+    bars = _bars(trained)
+    kept = [one for one in logged if _SKIPPED_STEP in one.values or one in trained]
+    rows: list[Row] = [(one.line, one.values) for one in kept]
+    if bars is not None:
+        rows = list(_placed(kept, bars))
+    seconds = [step_seconds_of(one.values) for one in logged if SUMMARY in one.values]
+    log = log_of_rows(path, _TRAINER_NAME, rows, options)
+    return [replace(log, step_seconds=seconds[-1] if seconds else None)]
+
+
+def _placed(logged: Sequence[_Logged], bars: Sequence[_Bar]) -> Iterator[Row]:
+    """Yield what was logged with its step: of a dict that of its bar, of an overflow the next."""
+    waiting = iter(bars)
+    total, step = bars[0].total, 0
+    for one in logged:
+        if _SKIPPED_STEP not in one.values:
+            bar = next(waiting)
+            step = bar.step
+            yield one.line, {**one.values, STEP: step, "step_seconds": bar.step_seconds}
+            continue
+        if one.before is not None and one.before.total == total:
+            step = max(step, one.before.step + 1)
+        elif one.after is not None and one.after.total == total:
+            step = max(step, one.after.step)
+        yield one.line, {**one.values, STEP: step}
+
+
+def _logged(path: Path) -> Iterator[_Logged]:
+    bar: _Bar | None = None
+    waiting: _Logged | None = None
+    for number, line in lines_of(path):
+        events = list(_EVENT.finditer(line))
+        if waiting is not None and not events and line.strip():
+            # Of bars that come later than the next text, none has the step of the dict.
+            yield waiting
+            waiting = None
+        for event in events:
+            if event["step"] is not None:
+                bar = _Bar(int(event["step"]), int(event["total"]), _step_seconds(event))
+                if waiting is not None:
+                    waiting.after = bar
+                    yield waiting
+                    waiting = None
+                continue
+            if waiting is not None:
+                yield waiting
+            if event["scale"] is not None:
+                values = {"loss_scale": float(event["scale"]), _SKIPPED_STEP: 1.0}
+                waiting = _Logged(number, values, bar)
+                continue
+            values = {name: float(value) for name, value in _ITEM.findall(event["dict"])}
+            waiting, bar = _Logged(number, values, bar), None
+    if waiting is not None:
+        yield waiting
+
+
+def _step_seconds(bar: re.Match[str]) -> float | None:
+    rate = float(bar["rate"] or 0.0)
+    if not rate:
+        return None
+    return rate if bar["unit"] == "s/it" else 1 / rate
+
+
+def _bars(logged: Sequence[_Logged]) -> list[_Bar] | None:
+    """Return the bar with the step of each dict; None where the bars do not distinguish them.
+
+    The bar is drawn again after each dict, with the step of the dict; a bar before it may lag
+    behind. Bars with another total are those of evaluations.
+    """
+    near = [bar for one in logged for bar in (one.after, one.before) if bar is not None]
+    if not near:
+        return None
+    total = Counter(bar.total for bar in near).most_common(1)[0][0]
+    bars = [
+        next((bar for bar in (one.after, one.before) if bar and bar.total == total), None)
+        for one in logged
+    ]
+    known = [bar for bar in bars if bar is not None]
+    apart = len(known) == len(bars) and all(a.step != b.step for a, b in pairwise(known))
+    return known if apart else None
+
+
+TRANSFORMERS_CONSOLE = LogFormat(_TRAINER_NAME, _recognises_trainer, _read_trainer)

@@ -27,6 +27,16 @@ def points(rows, chosen=None):
         (("Iteration", "LM loss", "grad norm"), ("Iteration", "LM loss", "grad norm")),
         (("step", "train_loss_step", "grad_2.0_norm_total"),) * 2,
         (("step", "train_loss", "train_grad_norm"),) * 2,
+        (("step", "epoch_loss", "grad_norm"),) * 2,
+        (("step", "train_loss_epoch", "grad_norm"),) * 2,
+        (
+            (
+                "training_iteration",
+                "info/learner/default_policy/learner_stats/total_loss",
+                "info/learner/default_policy/learner_stats/grad_norm",
+            ),
+        )
+        * 2,
     ],
 )
 def test_columns_are_found_by_the_names_that_trainers_give_them(names, expected) -> None:
@@ -55,6 +65,25 @@ def test_numbers_are_read_however_they_are_written(text, value) -> None:
 def test_nan_is_a_number_and_nothing_is_none() -> None:
     assert isnan(number("NaN") or 0.0)
     assert number("") is number(None) is number("null") is None
+
+
+def test_the_parts_of_the_loss_of_a_detector_are_summed_and_that_is_noted() -> None:
+    """As Ultralytics writes them, in a row, or in TensorBoard each in its own."""
+    parts = {"train/box_loss": "1.5", "train/cls_loss": "0.5", "train/dfl_loss": "1.0"}
+    whole, notes = points([{"epoch": "1", **parts, "val/box_loss": "9"}, {"epoch": "2", **parts}])
+    assert [(point.step, point.loss) for point in whole] == [(1000, 3.0), (2000, 3.0)]
+    note = "the loss is taken for the sum of train/box_loss, train/cls_loss, train/dfl_loss"
+    assert note in notes
+    apart, _ = points([{"step": s, name: parts[name]} for name in parts for s in (1, 2)])
+    assert [(point.step, point.loss) for point in apart] == [(1, 3.0), (2, 3.0)]
+    lost, _ = points([{"epoch": "1", **parts, "train/cls_loss": "nan"}])
+    assert isnan(lost[0].loss or 0.0)
+
+
+def test_of_parts_that_are_not_known_to_be_summed_there_is_no_loss() -> None:
+    row = {"step": 1, "train/actor_loss": 1.0, "train/critic_loss": 2.0}
+    with pytest.raises(NothingToJudge, match="columns: step, train/actor_loss"):
+        points([row, {**row, "step": 2}])
 
 
 def test_rows_of_one_step_become_one_point() -> None:

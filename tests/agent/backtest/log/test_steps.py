@@ -100,3 +100,10 @@ def test_a_scale_of_one_throughout_is_none() -> None:
     items = [step.item for step in course.steps()]
     assert all(isinstance(item, MergedStep) and item.loss_scale is None for item in items)
     assert "the loss scale is 1 throughout, so there is none" in course.notes
+
+
+def test_a_scale_of_one_whose_steps_are_skipped_is_one_at_its_floor() -> None:
+    points = [Point(step=n, loss_scale=1.0, skipped=True) for n in range(3)]
+    course = course_of(log_of(points))
+    items = [step.item for step in course.steps()]
+    assert all(isinstance(item, MergedStep) and item.loss_scale == 1.0 for item in items)

@@ -273,12 +273,201 @@ def test_icefall_gives_the_loss_of_the_batch_and_steps_across_epochs(tmp_path: P
             [3.0, 2.0, 1.0],
             id="other losses before the loss",
         ),
+        pytest.param(
+            [
+                f"Epoch {epoch}/40, Train Loss: {loss}, Val Loss: 9.0, Val Acc: 80%"
+                for epoch, loss in ((9, 3.0), (10, 2.0), (40, 1.0))
+            ],
+            [9000, 10_000, 40_000],
+            [3.0, 2.0, 1.0],
+            id="epoch of a total",
+        ),
+        pytest.param(
+            [
+                f"Epoch [{epoch}/40] | Loss: {loss} | Val Loss: 9.0 | Test: 0.5"
+                for epoch, loss in ((9, 3.0), (10, 2.0), (11, 1.0))
+            ],
+            [9000, 10_000, 11_000],
+            [3.0, 2.0, 1.0],
+            id="epoch in brackets, evaluations behind the loss",
+        ),
+        pytest.param(
+            [
+                line
+                for epoch, loss in ((0, 3.0), (1, 2.0), (2, 1.0))
+                for line in (
+                    f"Epoch {epoch}/24",
+                    "----------",
+                    f"train Loss: {loss} Acc: 0.5",
+                    "val Loss: 9.0 Acc: 0.5",
+                )
+            ],
+            [0, 1000, 2000],
+            [3.0, 2.0, 1.0],
+            id="epochs as headings, as in PyTorch's tutorial",
+        ),
+        pytest.param(
+            [
+                line
+                for epoch, losses in ((1, (3.0, 2.0)), (2, (1.5, 1.0)))
+                for line in (
+                    f"Epoch {epoch}/2",
+                    f"100/469 [=>......] - ETA: 8s - loss: {losses[0]} - accuracy: 0.5",
+                    f"469/469 [========] - 3s 6ms/step - loss: {losses[1]} - val_loss: 9.0",
+                )
+            ],
+            [100, 469, 569, 938],
+            [3.0, 2.0, 1.5, 1.0],
+            id="Keras",
+        ),
+        pytest.param(
+            [
+                f"Epoch {epoch}/3\n469/469 ━━━━━━━━━━ 3s 6ms/step - accuracy: 0.9 - loss: {loss}"
+                for epoch, loss in ((1, 3.0), (2, 2.0), (3, 1.0))
+            ],
+            [469, 938, 1407],
+            [3.0, 2.0, 1.0],
+            id="Keras 3",
+        ),
+        pytest.param(
+            [
+                f"[Train][Epoch {epoch}/10][Iter: {step}/600]lr: 0.0125, CELoss: 9.0, loss: {loss}"
+                for epoch, step, loss in ((1, 0, 3.0), (1, 300, 2.0), (10, 0, 1.0))
+            ],
+            [0, 300, 5400],
+            [3.0, 2.0, 1.0],
+            id="paddle",
+        ),
+        pytest.param(
+            [
+                f"Train Epoch: {epoch} [{samples}/60000 ({samples // 600}%)]\tLoss: {loss}"
+                for epoch, samples, loss in ((1, 0, 3.0), (1, 640, 2.0), (2, 0, 1.0))
+            ],
+            [1, 2, 3],
+            [3.0, 2.0, 1.0],
+            id="samples of an epoch are no steps",
+        ),
+        pytest.param(
+            [
+                f"{{'step': {step}, 'loss': {loss}, 'eval_loss': 9.0}}"
+                for step, loss in ((10, 3.0), (20, 2.0), (30, 1.0))
+            ],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="dicts that a script prints",
+        ),
+        pytest.param(
+            [
+                f'2024-01-01 10:00:00 INFO {{"step": {step}, "loss": {loss}}}'
+                for step, loss in ((10, 3.0), (20, 2.0), (30, 1.0))
+            ],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="JSON behind a time",
+        ),
+        pytest.param(
+            [
+                "Step\tTraining Loss\tValidation Loss",
+                "10\t3.0\tNo log",
+                "20\t2.0\t9.0",
+                "30\t1.0\t9.0",
+            ],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="the table of a notebook",
+        ),
+        pytest.param(
+            [
+                "| Epoch | Train Loss | Train Acc | Val Loss |",
+                "|-------|-----------:|-----------|----------|",
+                *(
+                    f"|     {epoch} | {loss} | 0.11% | 9.0 |"
+                    for epoch, loss in enumerate((3.0, 2.0, 1.0))
+                ),
+            ],
+            [0, 1000, 2000],
+            [3.0, 2.0, 1.0],
+            id="a table in Markdown",
+        ),
+        pytest.param(
+            [
+                f"Epoch 1 - Batch loss: {loss}"
+                + "\nEpoch 1 - Average Train Loss: 9.0" * (loss == 1.0)
+                for loss in (3.0, 2.0, 1.0)
+            ],
+            [1, 2, 3],
+            [3.0, 2.0, 1.0],
+            id="averages of an epoch below the losses of its batches",
+        ),
+        pytest.param(
+            [
+                f"Training Iteration: {step}  average_loss : 9.0  step_loss : {loss}"
+                for step, loss in ((10, 3.0), (20, 2.0), (30, 1.0))
+            ],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="DLLogger",
+        ),
+        pytest.param(
+            [f"step {step} MSE Loss: {loss}" for step, loss in ((10, 3.0), (20, 2.0), (30, 1.0))],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="the kind of the loss",
+        ),
+        pytest.param(
+            [
+                f"step {step} KL loss: 9.0, total loss: {loss}"
+                for step, loss in ((10, 3.0), (20, 2.0), (30, 1.0))
+            ],
+            [10, 20, 30],
+            [3.0, 2.0, 1.0],
+            id="a part in capitals before the total",
+        ),
     ],
 )
 def test_the_lines_of_many_trainers_are_read(tmp_path: Path, lines, steps, losses):
     log = read(tmp_path, "\n".join(lines) + "\n")
     assert [point.step for point in log.points] == steps
     assert [point.loss for point in log.points] == losses
+
+
+def test_of_two_losses_of_a_line_neither_is_the_loss(tmp_path: Path):
+    """As those of a discriminator and a generator."""
+    with pytest.raises(LogError, match="name a column of its lines by --column loss=NAME"):
+        read(tmp_path, "".join(f"step {step} [D loss: 0.3] [G loss: 2.0]\n" for step in (1, 2, 3)))
+
+
+def test_a_line_of_an_evaluation_is_left_out_wherever_it_says_so(tmp_path: Path):
+    lines = (
+        "step 1 loss 3.0",
+        "Eval step: 1 loss: 9.0",
+        "Validation: step 1 loss 9.0",
+        "step 2 loss 2.0, val loss 9.0",
+        "step 2 loss 9.0 on the test set",
+        "step 3 loss 1.0",
+    )
+    log = read(tmp_path, "\n".join(lines) + "\n")
+    assert [point.loss for point in log.points] == [3.0, 2.0, 1.0]
+
+
+def test_overflows_of_deepspeed_stand_between_the_dicts_of_trainer(tmp_path: Path):
+    def overflow(step: int, scale: int) -> str:
+        return (
+            f"{bar(step)}[2023-06-07 22:16:00,018] [INFO] [loss_scaler.py:181:update_scale] "
+            "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: "
+            f"{scale}, reducing to {scale // 2}\n"
+        )
+
+    def logged(step: int) -> str:
+        return f"{bar(step)}\n{{'loss': 2.5, 'learning_rate': 5e-05, 'epoch': 0.1}}\n{bar(step)}"
+
+    text = logged(10) + overflow(14, 64) + overflow(15, 32) + logged(20) + overflow(20, 16)
+    log = read(tmp_path, text + logged(30))
+    assert log.format == "transformers-console"
+    assert [point.step for point in log.points] == [10, 15, 16, 20, 21, 30]
+    assert [point.loss_scale for point in log.points] == [None, 64, 32, None, 16, None]
+    assert [point.loss for point in log.points] == [2.5, None, None, 2.5, None, 2.5]
+    assert [point.skipped for point in log.points] == [None, True, True, None, True, None]
 
 
 def test_a_scale_of_logits_is_no_loss_scale(tmp_path: Path):
