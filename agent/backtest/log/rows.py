@@ -182,6 +182,8 @@ def _trained(value: object) -> bool:
 NOTES_PER_LOG = 5
 """Problems that are reported one by one; of the others only how many."""
 _STEP_MAX = 2**53
+_BACK_MAX = 0.1
+"""Of the rows, with a step below that of the row before."""
 _ROUNDED = ("grad_norm", "learning_rate")
 """What may be far below the decimals that a log shows, without being zero."""
 _ROUNDED_ZERO = re.compile(r"\s*0\.0{2,}\s*")
@@ -227,7 +229,7 @@ def points_of_rows(
     rows, about_parts = with_sum_of_parts(rows, chosen)
     columns = choose_columns((name for _, row in rows for name in row), chosen)
     rows, about_epochs = across_epochs(rows, columns)
-    notes += about_parts + about_epochs
+    notes += about_parts + about_epochs + _without_false_step(rows, columns, chosen)
     if STEP not in columns:
         notes.append("no column for the step: rows are counted as steps, from 1")
     points: list[Point] = []
@@ -262,6 +264,24 @@ def points_of_rows(
     if len(points) == 1 and repeated > 1:
         raise LogError(f"all rows hold step {points[0].step}: a row per run is no log of one")
     return tuple(points), [*notes, *_about_rounding(rows, columns), *problems.messages()]
+
+
+def _without_false_step(
+    rows: Sequence[Row], columns: dict[str, str], chosen: Mapping[str, str]
+) -> list[str]:
+    """Take the column for the step away where it counts something else, such as an episode's steps.
+
+    Steps of a run go back where it resumes, which is not at every tenth row.
+    """
+    if STEP not in columns or STEP in chosen:
+        return []
+    column = columns[STEP]
+    steps = [step for _, row in rows if (step := _whole(row.get(column))) is not None]
+    back = sum(after < before for before, after in pairwise(steps))
+    if back <= max(len(steps) * _BACK_MAX, 2):
+        return []
+    del columns[STEP]
+    return [f"{column} goes back {back} times in {len(steps)} rows, so it is not the run's step"]
 
 
 def _about_rounding(rows: Sequence[Row], columns: Mapping[str, str]) -> Iterator[str]:

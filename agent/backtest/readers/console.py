@@ -66,11 +66,13 @@ _EPOCH_ALONE = re.compile(r"\bepoch\b[\s:=#]*\[?\s*(?P<epoch>\d+)(?!\d|\.\d)", r
 _KERAS = re.compile(r"^\s*(?P<step>\d+)/(?P<total>\d+) +(?:\[[=>.]|━|- |\d+m?s\b)")
 """The bar of Keras, in the epoch of the heading above it."""
 _FRACTION = re.compile(
-    r"(?:(?<!\d)\d+%\|[^|]*\||\b(?:iter|iteration|step)(?:\(train\))?[:\s]*\[|^\[batch=)"
+    r"(?:(?<!\d)\d+%\|[^|]*\||\b(?:iter|iteration|step)(?:\(train\))?[:\s]*\[|^\[(?:batch=)?)"
     r"\s*(?P<step>\d+)\s*/\s*\d+",
     re.IGNORECASE,
 )
-"""The step of a progress bar, or as mmengine and Composer write it."""
+"""The step of a progress bar, as mmengine and Composer write it, or at the beginning of a line."""
+_PAIR_OF_COUNTS = re.compile(r"^\[(?P<epoch>\d+), +(?P<step>\d+)\]")
+"""Epoch and batch, as in PyTorch's first tutorial: `[1,  2000] loss: 2.205`."""
 _RANK = re.compile(r"^\s*\[(?:rank|default)?(\d+)\]:|\((\d+)/\d+\) Epoch ")
 """Rank as torchrun and icefall write it."""
 _LINES_LOOKED_AT = 5_000
@@ -179,7 +181,7 @@ def _row_of_any(chosen: Collection[str], line: str) -> dict[str, Any] | None:
     row: dict[str, Any] = dict(_pairs(line, chosen))
     if _stepped(row):
         return row
-    for place in (_PLACE, _FRACTION, _KERAS):
+    for place in (_PLACE, _FRACTION, _PAIR_OF_COUNTS, _KERAS):
         if found := place.search(line):
             groups = found.groupdict()
             return row | {STEP: int(groups["step"]), **_epoch(groups)}

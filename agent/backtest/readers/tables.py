@@ -7,22 +7,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mp_agent.backtest.log.columns import Row, number
-from mp_agent.backtest.log.rows import Problems, rows_of_columns
+from mp_agent.backtest.log.columns import QUANTITIES, STEP, Row, choose_columns, number, plain
+from mp_agent.backtest.log.rows import EPOCH, Problems, rows_of_columns
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
 from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows, run_name
-from mp_agent.errors import LogError, SourceError
+from mp_agent.errors import LogError, NothingToJudge, SourceError
 from mp_agent.inputs.files import bounded_values, parse_json, read_text
 
 _CSV_NAME = "csv"
 _CSV_SUFFIXES = (".csv", ".tsv")
+_CSV_HEADING = re.compile(rb"[\w ./-]+(?:,[\w ./-]+)+\r*\n")
+_TEXT_SUFFIXES = (".log", ".txt", ".out")
+_PLACES = {EPOCH, *QUANTITIES[STEP]}
 _FIELD_CHARACTERS_MAX = 1_000_000
 _CHART_COLUMN = re.compile(r"^(?P<run>.+) - (?P<metric>[^-]+?)$")
 _CHART_EXTREMES = ("__MIN", "__MAX")
 
 
 def _recognises_csv(path: Path, head: bytes) -> bool:
-    return path.suffix in _CSV_SUFFIXES
+    if path.suffix in _CSV_SUFFIXES:
+        return True
+    # Keras' documentation calls the file of its CSVLogger `training.log`.
+    heading = _CSV_HEADING.match(head)
+    if heading is None or path.suffix not in _TEXT_SUFFIXES:
+        return False
+    names = heading[0].decode("ascii", "replace").strip().split(",")
+    try:
+        return bool(choose_columns(names, {})) and any(plain(name) in _PLACES for name in names)
+    except NothingToJudge:
+        return False
 
 
 def _read_csv(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:

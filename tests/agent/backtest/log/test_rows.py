@@ -179,3 +179,15 @@ def test_of_many_columns_those_that_may_hold_a_loss_are_listed_first() -> None:
     names = [f"timing_s/part_{number}" for number in range(40)] + ["actor/pg_loss"]
     with pytest.raises(NothingToJudge, match="columns: actor/pg_loss, timing_s/part_0, "):
         choose_columns(names, {})
+
+
+def test_a_column_that_goes_back_again_and_again_is_no_step_and_that_is_noted() -> None:
+    """As the length of an episode."""
+    rows = [{"steps": 2000 - 100 * (n % 3), "loss": float(n)} for n in range(12)]
+    found, notes = points(rows)
+    assert [point.step for point in found] == list(range(1, 13))
+    assert "steps goes back 8 times in 12 rows, so it is not the run's step" in notes
+    resumed, _ = points([{"step": n % 30, "loss": 1.0} for n in range(90)])
+    assert resumed[-1].step == 29
+    named, _ = points(rows, {"step": "steps"})
+    assert named[1].step == 1900

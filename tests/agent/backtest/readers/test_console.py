@@ -409,6 +409,24 @@ def test_icefall_gives_the_loss_of_the_batch_and_steps_across_epochs(tmp_path: P
             id="DLLogger",
         ),
         pytest.param(
+            [
+                f"[{step:06}/50000] X4K | loss {loss} | GPU 92%"
+                for step, loss in ((0, 3.0), (500, 2.0), (1000, 1.0))
+            ],
+            [0, 500, 1000],
+            [3.0, 2.0, 1.0],
+            id="step of a total at the beginning",
+        ),
+        pytest.param(
+            [
+                f"[{epoch}, {step:5d}] loss: {loss}"
+                for epoch, step, loss in ((1, 2000, 3.0), (1, 4000, 2.0), (2, 2000, 1.0))
+            ],
+            [2000, 4000, 6000],
+            [3.0, 2.0, 1.0],
+            id="epoch and batch, as in PyTorch's first tutorial",
+        ),
+        pytest.param(
             [f"step {step} MSE Loss: {loss}" for step, loss in ((10, 3.0), (20, 2.0), (30, 1.0))],
             [10, 20, 30],
             [3.0, 2.0, 1.0],

@@ -125,8 +125,19 @@ def test_a_column_can_be_named(tmp_path: Path):
     assert log.points[0].grad_norm == pytest.approx(1 + 1 / 32)
 
 
+def test_a_table_is_recognised_by_its_heading_too(tmp_path: Path):
+    """Keras' documentation calls the file of its CSVLogger `training.log`."""
+    path = tmp_path / "training.log"
+    path.write_text("epoch,accuracy,loss,val_loss\n0,0.5,3.0,9.0\n1,0.6,2.0,9.0\n")
+    (log,) = read(path)
+    assert (log.format, [point.loss for point in log.points]) == ("csv", [3.0, 2.0])
+    path.write_text("epoch,name\n0,loss\n")
+    with pytest.raises(LogError, match="is a log of no known format"):
+        read(path)
+
+
 def test_a_format_can_be_given(tmp_path: Path):
-    path = csv_table(tmp_path).rename(tmp_path / "metrics.txt")
+    path = csv_table(tmp_path).rename(tmp_path / "metrics.dat")
     with pytest.raises(LogError, match="is a log of no known format; known: flight, tensorboard"):
         read(path)
     (log,) = read(path, format="csv")
