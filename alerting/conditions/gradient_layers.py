@@ -299,7 +299,7 @@ LAYERS_WITHOUT_GRADIENT = Condition(
 )
 
 
-_CERTAIN = "all gradients 0|loss 0 with non-finite gradients"
+_CERTAIN = "all gradients 0|loss 0 with non-finite gradients|loss 0 at once"
 _RATES = "all learning rates 0"
 _PROBABLE = "learning rate 0|no gradients|loss 0|constant loss and gradient norm"
 _NOTHING_TRAINED_TEXT = "Run {run} cannot have learned anything for {value|count} steps: {reason}."
@@ -378,7 +378,8 @@ NOTHING_TRAINED = Condition(
             "cross_entropy or softmax over a single output: 0 and 1, whatever the output.",
             "A factor of 0 between a loss that is not 0 and the parameters: a mask, units that are "
             "all off, adapters of which both matrices are 0.",
-            "A NaN loss that the trainer logs, and passes on, as 0.",
+            "A NaN loss that the trainer logs, and passes on, as 0: it is 0 from one step to the "
+            "next, and stays so.",
             "A schedule that has reached its end while the run continues with learning rate 0.",
             "A detached output or frozen parameters: no gradient reaches the optimizer.",
             "A saturated output, or a model that answers every input alike: the loss is the same "
@@ -390,6 +391,7 @@ NOTHING_TRAINED = Condition(
             "A first parameter group with learning rate 0 on purpose, while the loss no longer "
             "falls.",
             "A small data set that is learned to a loss of exactly 0: stop the run.",
+            "A hinge loss of data that one step of a log without gradient norms separates.",
             "An optimizer that has converged, such as L-BFGS on a fixed batch: stop the run.",
             "Gradients that hooks cannot see: mp_agent_unsupported_info says what is not measured.",
         ),

@@ -127,8 +127,8 @@ _LOST_TEXT = (
 
 LOSS_DIVERGING = Condition(
     name="MpAgentLossDiverging",
-    summary="The loss is rising.",
-    meaning="The model gets worse with every step, and the compute is wasted.",
+    summary="The loss has risen and stays up.",
+    meaning="The model is worse than it was, and the compute is wasted.",
     confirm="Plot mp_agent_loss_median and mp_agent_loss_best over the last hours, with "
     "mp_agent_learning_rate and mp_agent_grad_norm; find out what changed when the loss started "
     "to rise.",

@@ -50,6 +50,7 @@ ALL_RATES_ZERO = "all learning rates 0"
 CONSTANT_LOSS = "constant loss"
 CONSTANT_NORM = "constant loss and gradient norm"
 LOSS_VANISHED = "loss 0"
+LOSS_CUT = "loss 0 at once"
 _DISPROVED_BY_FALL = frozenset((ZERO_RATE, NO_GRADIENTS, ZERO_GRADIENTS))
 """Reasons that a loss which falls all the same disproves: a rate of the first parameter group,
 gradients that hooks do not see, and norms of 0 in a log whose writer did not see them."""
@@ -61,6 +62,8 @@ _SAME_LOSS_SHARE = 1e-4
 """Share of the loss by which its rounding varies, or that of a model that always answers alike."""
 _CLEAR_LOSSES = 16
 """First losses above 0 after which a loss of 0 is not one that began there, as in GRPO."""
+_NEAR_ZERO = 0.1
+"""Share of its first and of its usual level that a loss passes on its way to 0 if it is learned."""
 
 WARM_UP_STEPS = 100
 """Steps during which the learning rate may rise freely, unless it rises step by step."""
@@ -114,6 +117,10 @@ class LearningTracker(ModelTracker):
     """First losses above 0, up to `_CLEAR_LOSSES`."""
     clear: bool = True
     """Whether all of these were."""
+    first_level: float = 0.0
+    """Their median."""
+    latest_above: list[float] = field(default_factory=list)
+    """The latest losses above 0, at most `_CLEAR_LOSSES`."""
     doubted_level: float | None = None
     """Best level of the loss when a reason was found that its fall would disprove."""
     learns: bool = False
@@ -161,7 +168,8 @@ class LearningTracker(ModelTracker):
         elif step.get("sum_squares") == 0.0 and not nonfinite and step.gradients_complete:
             yield ZERO_GRADIENTS
         elif loss == 0.0 and self.clear and self.clear_losses >= _CLEAR_LOSSES:
-            yield LOSS_VANISHED
+            # Gradients that are seen show by themselves what became of the weights.
+            yield LOSS_CUT if self._cut() and not step.gradients_observed else LOSS_VANISHED
         if step.get("learning_rate") == 0.0:
             # Only ranks whose first rate is 0 look at the others.
             yield ALL_RATES_ZERO if step.flag(LEARNING_RATES_ZERO) else ZERO_RATE
@@ -170,6 +178,11 @@ class LearningTracker(ModelTracker):
             norm = step.grad_norm
             if norm and norm == self.last_norm and step.gradients_judged:
                 yield CONSTANT_NORM
+
+    def _cut(self) -> bool:
+        """Return whether the loss was not near 0 before it was 0: trainers log NaN as 0."""
+        level = max(self.first_level, median(self.latest_above))
+        return min(self.latest_above) >= _NEAR_ZERO * level
 
     def _same_loss(self, loss: float | None) -> bool:
         """Return whether a loss is the one before, but for the rounding; 0 is another matter."""
@@ -183,9 +196,12 @@ class LearningTracker(ModelTracker):
         if not self._same_loss(loss):
             self.constant_loss = loss
         self.last_norm = step.grad_norm if step.gradients_judged else None
+        if loss is not None and loss > 0.0:
+            self.latest_above = [*self.latest_above[1 - _CLEAR_LOSSES :], loss]
         if loss is not None and self.clear and self.clear_losses < _CLEAR_LOSSES:
             self.clear = loss > 0.0
             self.clear_losses += 1
+            self.first_level = median(self.latest_above) if self.clear else 0.0
 
     def _follow_level(self, reference: LossReference, latest: Sequence[float]) -> None:
         """Note whether the best level of the loss has fallen since there is reason to doubt it.

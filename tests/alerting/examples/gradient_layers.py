@@ -248,6 +248,12 @@ _ZERO_LOSS = _example(
     Severity.CRITICAL,
 )
 
+_CUT = _example(
+    "a loss that is exactly 0 from one step to the next, without gradient norms",
+    "loss 0 at once",
+    Severity.CRITICAL,
+)
+
 _ZERO_RATE = _example(
     "a learning rate that has decayed to 0 while steps go on", "learning rate 0", Severity.WARNING
 )
@@ -310,6 +316,7 @@ EXAMPLES = {
         firing=(
             _ZEROS,
             _ZERO_LOSS,
+            _CUT,
             _ZERO_RATE,
             _ZERO_RATES,
             _CONSTANT,

@@ -37,6 +37,7 @@ _BY_REASON = {
     "constant loss": Causes.CONSTANT_LOSS,
     "constant loss and gradient norm": Causes.CONSTANT_LOSS,
     "loss 0": Causes.CONSTANT_LOSS,
+    "loss 0 at once": Causes.CONSTANT_LOSS,
 }
 """What MpAgentNothingTrained shows by the reason that it gives, unless it is the gradients."""
 _WITHOUT_GRADIENTS = "MpAgentLayersWithoutGradient"

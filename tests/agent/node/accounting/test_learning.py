@@ -1,6 +1,7 @@
 """Learning rates that jump, and those whose warm-up was at a constant one."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import cos, pi
 from random import Random
 
@@ -152,6 +153,28 @@ def test_a_loss_that_falls_to_exactly_0_for_good(account: Accumulator) -> None:
     assert untrained(account, 80, loss=0.0) == {"loss 0": 80}
     assert untrained(account, 20, loss=0.0, norm=1.0)["loss 0"] == 100
     assert untrained(account, 1) == {}
+
+
+def losses_without_gradients(account: Accumulator, *losses: float) -> dict[str, int]:
+    for loss in losses:
+        step = merged_step((last_of(account) or 0) + 1, loss=loss)
+        account.fold_step(replace(step, families={}, gradients_observed=False))
+    return dict(account.progress.learning.view().untrained)
+
+
+def test_a_loss_that_is_0_at_once_is_nan_where_no_gradients_are_seen(
+    account: Accumulator,
+) -> None:
+    """As Transformers logs it."""
+    found = losses_without_gradients(account, *(1.5, 1.2, 1.8) * 20, *[0.0] * 60)
+    assert found == {"loss 0 at once": 60}
+
+
+@pytest.mark.parametrize("lowest", [0.1, 1e-4])
+def test_a_loss_that_was_near_0_before_may_be_learned(account: Accumulator, lowest: float) -> None:
+    """As one that is rounded to four decimals, or a hinge loss."""
+    found = losses_without_gradients(account, *[1.5] * 20, *[lowest] * 20, *[0.0] * 60)
+    assert found == {"loss 0": 60}
 
 
 def test_zero_gradients_and_nan_are_the_better_reason_for_a_loss_of_0(account: Accumulator) -> None:
