@@ -26,11 +26,16 @@ from mp_agent.lint.rules.loop import FIRST_BATCH, LEFT_IN_EVALUATION, SCHEDULE_F
 from mp_agent.lint.rules.numerics import (
     ACTIVATION_BEFORE_LOSS,
     ADAM_EPSILON,
+    BATCH_NORM_MOMENTUM,
     CANCELLING_VARIANCE,
     LOW_PRECISION_FUNCTION,
     LOW_PRECISION_REDUCTION,
 )
-from mp_agent.lint.rules.optimizers import RESUME_WITHOUT_OPTIMIZER, STALE_OPTIMIZER
+from mp_agent.lint.rules.optimizers import (
+    RESUME_WITHOUT_OPTIMIZER,
+    STALE_OPTIMIZER,
+    SWAPPED_BETAS,
+)
 from mp_agent.lint.rules.reinforcement import REINFORCEMENT_IN_BF16
 from mp_agent.lint.rules.scaling import (
     CLIP_WITHOUT_UNSCALE,
@@ -76,6 +81,8 @@ RULES: tuple[Rule, ...] = (
     SCHEDULE_FIRST,
     RESUME_WITHOUT_OPTIMIZER,
     NEVER_SYNCHRONIZED,
+    SWAPPED_BETAS,
+    BATCH_NORM_MOMENTUM,
 )
 """All rules, in the order of their codes."""
 

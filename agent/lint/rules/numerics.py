@@ -352,3 +352,49 @@ def compute_loss(x, y):
     no_alert="The loss falls and gradients are finite; the values depend on the task alone.",
     find=_find_activation_before_loss,
 )
+
+
+_RUNNING_STATISTICS = re.compile(r"^torch\.nn\.(\w+\.)*(BatchNorm[123]d|SyncBatchNorm)$")
+_OF_LAST_BATCH = 0.9
+
+
+def _find_batch_norm_momentum(trace: Trace) -> Iterator[Problem]:
+    for made in trace.operations:
+        if not _RUNNING_STATISTICS.match(made.target):
+            continue
+        given, tracked = made.argument(2, "momentum"), made.argument(4, "track_running_stats")
+        if given is None or given.kind is not ValueKind.CONSTANT or given.maybe:
+            continue
+        if tracked is not None and (tracked.kind is not ValueKind.CONSTANT or not tracked.constant):
+            continue
+        # 1.0 is given on purpose, to take statistics of one batch.
+        if isinstance(given.constant, float) and _OF_LAST_BATCH <= given.constant < 1.0:
+            yield _problem(
+                made,
+                f"momentum={given.constant:g} is the weight of the newest batch: running "
+                "statistics are those of the last batch",
+            )
+
+
+BATCH_NORM_MOMENTUM = Rule(
+    code="MP216",
+    name="batch-norm-momentum",
+    severity=FindingSeverity.WARNING,
+    summary="Batch normalization is given TensorFlow's momentum.",
+    explanation="In PyTorch `momentum` is the weight of the newest batch in the running "
+    "statistics, 0.1 by default; in TensorFlow and Keras it is that of the past, 0.99. With 0.99, "
+    "evaluation normalizes by the last training batch alone.",
+    bad="""\
+from torch import nn
+
+block = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=0.99))
+""",
+    good="""\
+from torch import nn
+
+block = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=0.01))
+""",
+    remedy="Pass 1 minus TensorFlow's number.",
+    alert="MpAgentBatchNormMomentum",
+    find=_find_batch_norm_momentum,
+)

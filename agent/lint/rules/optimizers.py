@@ -231,3 +231,52 @@ def train(model, loader, path, epochs):
     "holds.",
     find=_find_resume_without_optimizer,
 )
+
+
+_WITH_BETAS = re.compile(r"^torch\.optim\.(\w+\.)*(Adam|AdamW|Adamax|NAdam|RAdam)$")
+
+
+def _find_swapped_betas(trace: Trace) -> Iterator[Problem]:
+    for made in trace.operations:
+        given = made.keywords.get("betas")
+        if given is None and _WITH_BETAS.match(made.target):
+            given = made.argument(2)
+        if made.result.kind is not ValueKind.OPTIMIZER or given is None:
+            continue
+        numbers = [each.constant for each in given.items if each.kind is ValueKind.CONSTANT]
+        if len(numbers) != 2 or len(given.items) != 2 or given.maybe:
+            continue
+        first, second = numbers
+        if isinstance(first, float) and isinstance(second, float) and first > second:
+            yield Problem(
+                made.place,
+                f"betas=({first:g}, {second:g}): the first is of the gradient's average, and less "
+                "than the second, which is of its square's",
+            )
+
+
+SWAPPED_BETAS = Rule(
+    code="MP215",
+    name="swapped-betas",
+    severity=FindingSeverity.WARNING,
+    summary="Adam's betas are in the wrong order.",
+    explanation="The first beta is that of the average of gradients, 0.9 by default, the second "
+    "that of the average of their squares, 0.999. In the other order the direction is an average "
+    "of a thousand steps, divided by the size of the last ten: steps are large where gradients are "
+    "small, and go where the loss was to be lowered long ago.",
+    bad="""\
+import torch
+
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.999, 0.9))
+""",
+    good="""\
+import torch
+
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.999))
+""",
+    remedy="Give the smaller beta first.",
+    alert="MpAgentBetasSwapped",
+    find=_find_swapped_betas,
+)
