@@ -91,7 +91,8 @@ class Probe:
         )
         self._tensors = WatchedTensors(self._in_training, self._registry.note_unsupported)
         self._logprobs = StepLogprobs(self._registry.note_unsupported)
-        loaders, seeds = Loaders(self._repeats), Seeds(self._repeats)
+        loaders = Loaders(self._repeats, lambda: self._context.step.sequence, self._first_optimizer)
+        seeds = Seeds(self._repeats)
         self._repetitions = Repetitions(loaders, seeds)
         chosen = [
             Batches(
@@ -260,6 +261,10 @@ class Probe:
     def _watch_tensor(self, name: object, tensor: object, dim: object, reduction: object) -> None:
         self._instruments.use(self._tensors)
         self._tensors.watch(name, tensor, dim, reduction)
+
+    def _first_optimizer(self) -> Optimizer | None:
+        first = self._registry.first
+        return None if first is None else first.optimizer
 
     def _repeats(self) -> None:
         self._instruments.use(self._repetitions)

@@ -314,23 +314,33 @@ EPOCH_REPEATED = loop_mistake(
     "epoch repeated",
     name="MpAgentEpochRepeated",
     summary="Every pass over the data has the same batches, in the same order.",
-    meaning="A DistributedSampler shuffles by its seed and the number of the epoch, which it is "
-    "not given: ranks keep their parts of the data, and see them in one order, in every epoch. "
-    "The model trains, with batches that are less random than they were meant to be.",
+    meaning="The data are shuffled, by the same numbers in each epoch: a DistributedSampler by its "
+    "seed and the number of the epoch, which it is not given, another loader by random numbers "
+    "whose seed each epoch sets again. Every epoch has one order, and dropout may leave out the "
+    "same units. The model trains, with batches that are less random than they were meant to be.",
     confirm="Print the first batch of two epochs on one rank: they are equal.",
     remedies=(
-        "Call sampler.set_epoch(epoch) before each pass over the loader.",
+        "Call sampler.set_epoch(epoch) before each pass over the loader, also of a sampler that is "
+        "made again in each epoch.",
+        "Set the seed, and make the loader's generator, once before the loop over epochs; or use a "
+        "seed that follows the epoch. An evaluation that sets a seed is to restore the state, as "
+        "torch.random.fork_rng() does.",
         "Nothing, with shuffle=False, where one order is meant.",
     ),
-    why="The permutation is made from seed + epoch; the epoch is 0 until set_epoch is called.",
-    description="On {value|count} consecutive steps, run {run} trained on batches of a "
-    "DistributedSampler in the order of the two passes before.",
+    why="The permutation of a DistributedSampler is made from seed + epoch, and the epoch is 0 "
+    "until set_epoch is called; that of shuffle=True is drawn from torch's random numbers, or from "
+    "the loader's generator, as the pass begins.",
+    description="On {value|count} consecutive steps, run {run} trained on batches of a loader that "
+    "shuffles, in the order of the two passes before.",
     quiet="passes that are begun again, or made twice",
     harm="No state is damaged; the model may end a little worse. Fix it before the next start.",
-    reading="The number of consecutive steps in passes with the epoch of the two before.",
+    reading="The number of consecutive steps in passes in the order of the two before.",
     causes=(
         "sampler.set_epoch(epoch) is missing in the loop over epochs.",
         "set_epoch of another sampler, or of the loader in place of its sampler.",
+        "torch.manual_seed, seed_everything, or a generator with a fixed seed, within the loop "
+        "over epochs.",
+        "An evaluation after each epoch that sets a seed, and leaves it.",
     ),
     false_positives=("A small set of data whose order is to stay, with shuffle=True.",),
     samples=("shard_data",),

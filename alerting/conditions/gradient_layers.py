@@ -301,7 +301,10 @@ LAYERS_WITHOUT_GRADIENT = Condition(
 
 _CERTAIN = "all gradients 0|loss 0 with non-finite gradients|loss 0 at once"
 _RATES = "all learning rates 0"
-_PROBABLE = "learning rate 0|no gradients|loss 0|constant loss and gradient norm"
+_PROBABLE = (
+    "learning rate 0|no gradients|loss 0|constant loss and gradient norm|"
+    "gradients clipped to almost 0"
+)
 _NOTHING_TRAINED_TEXT = "Run {run} cannot have learned anything for {value|count} steps: {reason}."
 
 
@@ -324,6 +327,8 @@ NOTHING_TRAINED = Condition(
         "If the loss is exactly 0 or the same on every step, check the weights of the last "
         "checkpoint: they may have been damaged before, as adapters are by a wrong data type.",
         "Check the learning-rate schedule: its number of steps may be smaller than the run's.",
+        "Where gradients are clipped to almost 0, give clip_grad_norm_ a limit of the size of "
+        "usual norms (mp_agent_grad_norm), such as 1.0; 1e-8 is an epsilon.",
         GoBack(
             "If gradients are not finite, stop, and resume from a checkpoint from before the first "
             "such step."
@@ -382,6 +387,7 @@ NOTHING_TRAINED = Condition(
             "next, and stays so.",
             "A schedule that has reached its end while the run continues with learning rate 0.",
             "A detached output or frozen parameters: no gradient reaches the optimizer.",
+            "An epsilon in the place of clipping's limit, as clip_grad_norm_(parameters, 1e-8).",
             "A saturated output, or a model that answers every input alike: the loss is the same "
             "for every batch, as 0.6931 (ln 2) for two classes that are equally frequent.",
             "Weights that are gone: a loss that falls to exactly 0 for good, and a gradient norm "

@@ -302,20 +302,23 @@ LOSS_INPUT_MISMATCH = loop_mistake(
     meaning="Cross-entropy of probabilities cannot fall to 0, and its gradients nearly vanish: "
     "the model learns slowly, and less. The negative log-likelihood of probabilities or logits, "
     "in place of their logarithms, is no likelihood at all, and falls without end. So does binary "
-    "cross-entropy of targets beyond 1.",
+    "cross-entropy of targets beyond 1. After a softmax along the batch, samples compete with each "
+    "other, and not the classes of a sample.",
     confirm="Print loss.grad_fn.next_functions: the loss function comes right after softmax, "
-    "sigmoid or the last layer.",
+    "sigmoid or the last layer. Sum the probabilities along the classes: each sum is 1.",
     remedies=(
         "Give cross_entropy, CrossEntropyLoss and BCEWithLogitsLoss the outputs of the last layer "
         "as they are: leave the softmax or sigmoid out while training.",
-        "Give nll_loss, and kl_div as its input, the result of log_softmax.",
+        "Give nll_loss, and kl_div as its input, the result of log_softmax along the dimension of "
+        "the classes: 1 for nll_loss, also of sequences and images.",
         "Bring the targets of a binary cross-entropy into 0 to 1: divide masks by 255.",
     ),
     why="cross_entropy applies log_softmax itself, BCEWithLogitsLoss the sigmoid; nll_loss and "
     "kl_div apply no logarithm to their input.",
     description="On {value|count} consecutive steps, run {run} computed its loss by a function "
     "that takes logits from probabilities, or by one that takes their logarithms from "
-    "probabilities or logits, or its cross-entropy was negative.",
+    "probabilities or logits, or its cross-entropy was negative, or its softmax was along another "
+    "dimension than that of the classes.",
     quiet="a few steps with such a loss",
     harm="No state is damaged, but the model is trained for something else than was meant. Fix "
     "the loss, and start again, within the hour.",
@@ -324,11 +327,15 @@ LOSS_INPUT_MISMATCH = loop_mistake(
         "A model that ends in softmax or sigmoid, for inference, and a loss that applies it.",
         "nll_loss where cross_entropy was meant, or without log_softmax before it.",
         "kl_div, whose input, unlike its target, is logarithms.",
+        "softmax(dim=0), or a softmax without dim of a tensor with three dimensions, which is "
+        "along the first.",
         "Masks or labels from 0 to 255 as targets of a binary cross-entropy.",
     ),
     false_positives=(
         "Scores that are bounded by a sigmoid on purpose, and go into cross-entropy without a "
         "temperature.",
+        "A softmax along the batch on purpose, which compares the samples for each class, without "
+        "one along the classes.",
     ),
     samples=("stable_operations",),
     panels=(panels.LOSS, panels.GRADIENT_NORM),

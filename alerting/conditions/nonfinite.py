@@ -203,6 +203,8 @@ CLIPPING_BEFORE_UNSCALE = Condition(
             "scaler.unscale_(optimizer) is missing before clip_grad_norm_.",
             "unscale_ is called for a different optimizer than the one whose gradients are "
             "clipped.",
+            "Gradients that were divided by the scale by hand before they are clipped, which "
+            "scaler.step divides by it once more.",
         ),
         false_positives=("A limit that was multiplied by the loss scale on purpose.",),
         samples=("clip_after_unscale",),

@@ -278,6 +278,62 @@ def epoch_not_set(wrong: bool) -> None:
             update(optimizer, loss_of(model, (inputs, classes)))
 
 
+@silent_error("data")
+def sampler_made_again(wrong: bool) -> None:
+    """Every epoch has the order of the first: each makes a new sampler, whose epoch is 0."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    data = _data_set()
+    steps = steps_of()
+    for epoch in range(10):
+        sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(data)
+        if not wrong:
+            sampler.set_epoch(epoch)
+        for inputs, classes in DataLoader(data, BATCH_SIZE, sampler=sampler):
+            next(steps)
+            update(optimizer, loss_of(model, (inputs, classes)))
+
+
+@silent_error("data")
+def seeded_in_every_epoch(wrong: bool) -> None:
+    """Every epoch has the order of the first: each sets the seed that the loader's follows from."""
+    model = make_replicas(make_model(dropout=0.1))
+    optimizer = make_sgd(model)
+    data = _data_set(seed=dist.get_rank())
+    loader = DataLoader(data, 2 * BATCH_SIZE, shuffle=True)
+    steps = steps_of()
+    for epoch in range(STEPS // len(loader)):
+        torch.manual_seed(0 if wrong else epoch)
+        for inputs, classes in loader:
+            next(steps)
+            update(optimizer, loss_of(model, (inputs, classes)))
+
+
+@silent_error("numbers")
+def softmax_along_the_batch(wrong: bool) -> None:
+    """The logarithms of a softmax are taken along the batch, and not along the classes."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    for _ in steps_of():
+        inputs, classes = make_batch()
+        logarithms = model(inputs).log_softmax(0 if wrong else 1)
+        update(optimizer, functional.nll_loss(logarithms, classes))
+
+
+@silent_error("numbers")
+def softmax_twice_by_hand(wrong: bool) -> None:
+    """The outputs are divided exponentials, and cross-entropy applies a softmax to them."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    for _ in steps_of():
+        inputs, classes = make_batch()
+        outputs = model(inputs)
+        if wrong:
+            outputs = outputs.exp()
+            outputs = outputs / outputs.sum(1, keepdim=True)
+        update(optimizer, functional.cross_entropy(outputs, classes))
+
+
 @silent_error("numbers", ONSET_STEP)
 def rate_too_high(wrong: bool) -> None:
     """The learning rate is raised a hundredfold, and what was learned is lost."""

@@ -234,6 +234,18 @@ def clipped_before_backward(wrong: bool) -> None:
 
 
 @silent_error("loop")
+def clipped_to_an_epsilon(wrong: bool) -> None:
+    """Gradients are clipped to a norm of 1e-8, which moves no weights."""
+    model = make_replicas()
+    optimizer = make_sgd(model)
+    for _ in steps_of(STEPS + 40):
+        optimizer.zero_grad()
+        torch.autograd.backward(loss_of(model))
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-8 if wrong else 1.0)
+        optimizer.step()
+
+
+@silent_error("loop")
 def gradients_left_scaled(wrong: bool) -> None:
     """The optimizer is stepped, and not by the scaler that has scaled the loss."""
     model = make_replicas()

@@ -298,8 +298,8 @@ UNTRAINED_STEPS = gauge(
     "0`, `no gradients`, `learning rate 0` (of the first parameter group), `all learning rates "
     "0`, `loss 0 with non-finite gradients`, `loss 0` (after losses above 0 from the first on), "
     "`loss 0 at once` (after losses that were not near 0, without gradients that are seen), "
-    "`constant loss` (within 0.01 %), `constant loss and gradient norm`. Absent where a falling "
-    "loss shows otherwise.",
+    "`constant loss` (within 0.01 %), `constant loss and gradient norm`, `gradients clipped to "
+    "almost 0` (a norm of at most 1e-6). Absent where a falling loss shows otherwise.",
     read=lambda run: {(reason,): float(steps) for reason, steps in run.learning.untrained.items()},
 )
 GRAD_NONFINITE_REPEATED = counter(

@@ -51,9 +51,14 @@ CONSTANT_LOSS = "constant loss"
 CONSTANT_NORM = "constant loss and gradient norm"
 LOSS_VANISHED = "loss 0"
 LOSS_CUT = "loss 0 at once"
-_DISPROVED_BY_FALL = frozenset((ZERO_RATE, NO_GRADIENTS, ZERO_GRADIENTS))
+CLIPPED_AWAY = "gradients clipped to almost 0"
+_DISPROVED_BY_FALL = frozenset((ZERO_RATE, NO_GRADIENTS, ZERO_GRADIENTS, CLIPPED_AWAY))
 """Reasons that a loss which falls all the same disproves: a rate of the first parameter group,
-gradients that hooks do not see, and norms of 0 in a log whose writer did not see them."""
+gradients that hooks do not see, norms of 0 in a log whose writer did not see them, and gradients
+that an optimizer divides by their size."""
+_LIMIT_ALMOST_0 = 1e-6
+"""A norm of all gradients that moves no weights: Adam's epsilon alone is 1e-8, for each element."""
+_FAR_ABOVE_LIMIT = 1e3
 _LATEST_LOSSES = 16
 """Losses whose median is where the best level, which is over more, falls to by itself."""
 _FALL_DEVIATIONS = 2.0
@@ -170,6 +175,8 @@ class LearningTracker(ModelTracker):
         elif loss == 0.0 and self.clear and self.clear_losses >= _CLEAR_LOSSES:
             # Gradients that are seen show by themselves what became of the weights.
             yield LOSS_CUT if self._cut() and not step.gradients_observed else LOSS_VANISHED
+        if _is_clipped_away(step.get("clip_max_norm"), step.get("clip_norm")):
+            yield CLIPPED_AWAY
         if step.get("learning_rate") == 0.0:
             # Only ranks whose first rate is 0 look at the others.
             yield ALL_RATES_ZERO if step.flag(LEARNING_RATES_ZERO) else ZERO_RATE
@@ -279,6 +286,12 @@ class LearningTracker(ModelTracker):
             self.restarted_steps = 0
         elif known is not None:
             self.restarted_steps = known + 1
+
+
+def _is_clipped_away(limit: float | None, norm: float | None) -> bool:
+    if limit is None or norm is None or not isfinite(norm):
+        return False
+    return limit <= _LIMIT_ALMOST_0 and norm > _FAR_ABOVE_LIMIT * limit
 
 
 _FALL_STEPS = 64

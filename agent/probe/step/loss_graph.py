@@ -95,7 +95,7 @@ def mistakes_of(
     nodes = list(_nodes(roots, _LOSS_NODES, users))
     loss, first = scalar_of(_single(roots)), _first_term(roots, scaled=scaled)
     found: dict[str, Scalar] = {}
-    if any(_has_other_input(node, nodes) for node in nodes):
+    if any(_has_other_input(node, nodes) for node in nodes) or _is_over_other_dimension(nodes):
         found[LOSS_INPUT_MISMATCH] = 1.0
     elif first is not None and (negative := _is_negative(loss, first)) is not None:
         found[LOSS_INPUT_MISMATCH] = negative
@@ -129,6 +129,7 @@ _SAME_NUMBERS = frozenset(
     for variant in ("0", "1", "")
 )
 """What selects, arranges or casts numbers."""
+_CLAMPED = ("ClampBackward0", "ClampBackward1", "ClampMinBackward0")
 _REDUCED = frozenset(("MeanBackward0", "SumBackward0"))
 
 
@@ -140,7 +141,72 @@ def _has_other_input(node: Any, nodes: Sequence[Any]) -> bool:
     source = _name_of_source(node, 0)
     # Next to logsumexp, nll_loss gathers the scores of the targets: both are cross-entropy.
     gathers = source in _PRODUCTS and any(each.name() == "LogsumexpBackward0" for each in nodes)
-    return source in _REJECTED[name] and not gathers
+    by_hand = name == "LogSoftmaxBackward0" and _is_softmax_by_hand(_next(node, 0), node)
+    return by_hand or (source in _REJECTED[name] and not gathers)
+
+
+def _is_softmax_by_hand(node: Any, softmax: Any) -> bool:
+    """Return whether exponentials are divided by their sum along the dimension of `softmax`."""
+    if node is None or node.name() != "DivBackward0":
+        return False
+    exponentials, total = _next(node, 0), _next(node, 1)
+    if total is not None and total.name() in ("UnsqueezeBackward0", "ExpandBackward0"):
+        total = _next(total, 0)
+    if total is None or exponentials is None or total.name() != "SumBackward1":
+        return False
+    of_sum, rank = _next(total, 0), len(_shape_of(node) or ())
+    same = of_sum is exponentials or (
+        of_sum is not None
+        and of_sum.name() == exponentials.name()
+        and _next(of_sum, 0) is _next(exponentials, 0)
+    )
+    dimensions = [_wrapped(each, rank) for each in total._saved_dim or ()]
+    return (
+        same
+        and exponentials.name() == "ExpBackward0"
+        and dimensions == [_wrapped(softmax._saved_dim, rank)]
+    )
+
+
+_LIKELIHOODS = ("NllLossBackward0", "NllLoss2DBackward0")
+_ARRANGED = ("ReshapeAliasBackward0", "UnsafeViewBackward0", "ViewBackward0")
+
+
+def _is_over_other_dimension(nodes: Sequence[Any]) -> bool:
+    """Return whether nll_loss is given what a softmax makes along another dimension than classes'.
+
+    Not next to one along that of the classes: a loss over pairs may go both ways.
+    """
+    found = [other for node in nodes if (other := _over_other_dimension(node)) is not None]
+    return bool(found) and all(found)
+
+
+def _over_other_dimension(node: Any) -> bool | None:
+    """Return it of one loss function; None where that is not known.
+
+    Of as many samples as classes a softmax along the samples may be meant: each is compared with
+    all others.
+    """
+    if node.name() not in _LIKELIHOODS or (source := _next(node, 0)) is None:
+        return None
+    shape = _shape_of(source) or ()
+    classes = min(1, len(shape) - 1)
+    if source.name() in _ARRANGED and (source := _next(source, 0)) is not None:
+        whole, shape = shape, _shape_of(source) or ()
+        if len(shape) < 3 or whole not in ((*shape[:2], 1, *shape[2:]), (*whole[:1], shape[-1])):
+            return None
+        classes = 1 if len(whole) > 2 else len(shape) - 1  # one that torch has added, or flattened
+    if source is not None and source.name() == "LogBackward0":
+        source = _next(source, 0)
+    if source is None or source.name() not in ("LogSoftmaxBackward0", *_SOFTMAX):
+        return None
+    along = _wrapped(source._saved_dim, len(shape))
+    return along != classes and shape[along] != shape[classes]
+
+
+def _wrapped(dimension: int, rank: int) -> int:
+    """Return which one a dimension is that torch has kept without its sign."""
+    return (dimension - 2**64 if dimension >= 2**63 else dimension) % max(rank, 1)
 
 
 def _is_divergence_of_softmax(node: Any) -> bool:
@@ -309,7 +375,10 @@ def _name_of_source(node: Any, place: int) -> str:
     source = _next(node, place)
     while source is not None and source.name() in _SAME_NUMBERS:
         source = _next(source, 0)
-    return "" if source is None else str(source.name())
+    name = "" if source is None else str(source.name())
+    if name in _CLAMPED and (clamped := _name_of_source(source, 0)) in _PROBABILITIES:
+        return clamped
+    return name
 
 
 def _single(roots: object) -> object:

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from mp_agent.probe import accelerator
@@ -278,15 +278,30 @@ class PhaseMarks:
 
 @dataclass(slots=True)
 class _Pass:
-    """A pass over the data in an order that follows from an epoch."""
+    """A pass over the data in an order that follows from an epoch, or from random numbers."""
 
-    sampler: weakref.ref[DistributedSampler[Any]]
-    order: tuple[object, object]
-    """Seed and epoch."""
+    iterator: weakref.ref[Any]
+    sampler: weakref.ref[Any]
+    order: Hashable
+    """What it follows from."""
     repeats: bool
     """The passes before were trained with in this order too, two or more."""
+    sequence: int
+    """Step in which it began."""
     batches: int = 0
     """Batches that were trained with so far."""
+    is_noted: bool = False
+    """The run was found to have stepped within it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """A pass that was trained with: over which data, by which sampler, and by which optimizer."""
+
+    data: weakref.ref[Any]
+    sampler: weakref.ref[Any]
+    optimizer: weakref.ref[Any]
+    order: Hashable
 
 
 class Loaders:
@@ -297,21 +312,39 @@ class Loaders:
     that is only looked at, or evaluated by, at most the last one is. Two passes in one order are
     no mistake: a search of the learning rate comes before the first epoch, and some methods go
     through each epoch twice.
+
+    So do the passes of samplers that are made again in each epoch, and those of a `RandomSampler`
+    which begin with the same random numbers, as where each epoch sets the seed. Those count once
+    the run has stepped within them, and only of the same optimizer: trials, each with an optimizer
+    of its own, are to have the same order.
     """
 
-    def __init__(self, on_shuffled: Callable[[], None] = lambda: None) -> None:
-        """on_shuffled: called when such a pass begins; from then on `backward_begins` is needed."""
+    def __init__(
+        self,
+        on_shuffled: Callable[[], None] = lambda: None,
+        sequence: Callable[[], int] = lambda: 0,
+        optimizer: Callable[[], object] = lambda: None,
+    ) -> None:
+        """on_shuffled: called when such a pass begins; from then on `backward_begins` is needed.
+
+        Of a `RandomSampler`, when one repeats. sequence: returns the number of the step under way.
+        optimizer: returns the run's.
+        """
         self._on_shuffled = on_shuffled
+        self._sequence = sequence
+        self._optimizer = optimizer
         self._several: weakref.WeakKeyDictionary[object, bool] = weakref.WeakKeyDictionary()
         """By sampler, whether it makes more than one batch."""
         self.delivered = 0
         """Batches of such loaders."""
         self.from_workers = False
         """Whether the last one is of a stream that several workers read."""
-        self._passes: weakref.WeakKeyDictionary[object, _Pass] = weakref.WeakKeyDictionary()
-        """By iterator."""
+        self._passes: dict[int, _Pass] = {}
+        """By `id` of the iterator."""
         self._trained: weakref.WeakKeyDictionary[object, list[object]] = weakref.WeakKeyDictionary()
         """By sampler, the orders of the last two passes that were trained with."""
+        self._of_run: list[_Trained] = []
+        """The last passes that the run has stepped within."""
         self._latest: _Pass | None = None
         """That of the last batch."""
         self._loaded = False
@@ -327,7 +360,10 @@ class Loaders:
         self.from_workers = several_workers and isinstance(iterator._dataset, IterableDataset)
         if iterator._num_yielded == 0:
             self._begin_pass(iterator, sampler)
-        self._latest, self._loaded = self._passes.get(iterator) if self._passes else None, True
+        self._latest = found = self._passes.get(id(iterator))
+        self._loaded = True
+        if found is not None and not found.is_noted:
+            self._note_trained(found, iterator._dataset)
 
     def backward_begins(self) -> bool:
         """Return whether what the run trains with now comes in an order that it had before."""
@@ -339,15 +375,79 @@ class Loaders:
             self._trained[sampler] = [*self._trained.get(sampler, ())[-1:], found.order]
         return found.repeats and (loaded or found.batches > 1)
 
-    def _begin_pass(self, iterator: object, index_sampler: Any) -> None:
-        self._passes.pop(iterator, None)  # workers that persist keep their iterator
-        batched = isinstance(index_sampler, BatchSampler)
-        sampler: Any = index_sampler.sampler if batched else index_sampler
-        if isinstance(sampler, DistributedSampler) and _follows_epoch(sampler):
-            order = getattr(sampler, "seed", 0), sampler.epoch
-            repeats = self._trained.get(sampler) == [order, order]
-            self._passes[iterator] = _Pass(weakref.ref(sampler), order, repeats)
+    def _begin_pass(self, iterator: Any, index_sampler: Any) -> None:
+        self._passes.pop(id(iterator), None)  # workers that persist keep their iterator
+        sampler: Any = index_sampler
+        if isinstance(sampler, BatchSampler):
+            sampler = getattr(sampler, "batch_sampler", sampler)  # Accelerate's part of one
+            sampler = getattr(sampler, "sampler", None)
+        if (order := _order_of(sampler, iterator)) is None:
+            return
+        of_epoch = isinstance(sampler, DistributedSampler)
+        repeats = of_epoch and self._trained.get(sampler) == [order, order]
+        repeats = repeats or self._repeats(_referable(iterator._dataset, sampler), sampler, order)
+        self._passes = {each: own for each, own in self._passes.items() if own.iterator()}
+        self._passes[id(iterator)] = _Pass(
+            weakref.ref(iterator), weakref.ref(sampler), order, repeats, self._sequence()
+        )
+        if of_epoch or repeats:
             self._on_shuffled()
+
+    def _repeats(self, data: object, sampler: object, order: Hashable) -> bool:
+        """Return whether the run has stepped in the last two passes over these data in this order.
+
+        Of samplers that are all there, each is for a purpose of its own.
+        """
+        of_data = [each for each in self._of_run if each.data() is data][-2:]
+        optimizer = self._optimizer()
+        return len(of_data) == 2 and all(
+            each.order == order
+            and each.sampler() in (None, sampler)
+            and optimizer is not None
+            and each.optimizer() is optimizer
+            for each in of_data
+        )
+
+    def _note_trained(self, found: _Pass, data: Any) -> None:
+        """Remember a pass of which the batches of at least two steps were delivered."""
+        if self._sequence() <= found.sequence + 1:
+            return
+        found.is_noted = True
+        optimizer, sampler = self._optimizer(), found.sampler()
+        if optimizer is None or sampler is None:
+            return
+        over = weakref.ref(_referable(data, sampler))
+        self._of_run = [each for each in self._of_run if each.data() is not None]
+        self._of_run = [
+            *self._of_run[1 - _PASSES_AT_MOST :],
+            _Trained(over, found.sampler, weakref.ref(optimizer), found.order),
+        ]
+
+
+_PASSES_AT_MOST = 16
+
+
+def _referable(data: Any, sampler: Any) -> Any:
+    """Return the data, or the sampler where nothing refers weakly to these, such as a list."""
+    return data if type(data).__weakrefoffset__ else sampler
+
+
+def _order_of(sampler: Any, iterator: Any) -> Hashable:
+    """Return what the order of a pass follows from, before its first batch; None: not known."""
+    if isinstance(sampler, DistributedSampler) and _follows_epoch(sampler):
+        part = [getattr(sampler, name, None) for name in ("num_replicas", "rank", "num_samples")]
+        return type(sampler), *part, getattr(sampler, "seed", 0), sampler.epoch
+    if type(sampler) is not RandomSampler:
+        return None
+    if (generator := sampler.generator) is None:
+        # Workers have taken the order already, and the script may have set a seed since: what the
+        # iterator drew right before counts as well.
+        return iterator._base_seed, _digest(torch.default_generator), len(sampler)
+    return (_digest(generator), len(sampler)) if generator.device.type == "cpu" else None
+
+
+def _digest(generator: torch.Generator) -> int:
+    return hash(generator.get_state().numpy().tobytes())
 
 
 def _has_several(sampler: Any) -> bool:

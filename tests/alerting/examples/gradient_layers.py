@@ -276,6 +276,12 @@ _SAME = _example(
     Severity.WARNING,
 )
 
+_CLIPPED = _example(
+    "clipping to a norm of 1e-8, while the loss does not fall",
+    "gradients clipped to almost 0",
+    Severity.WARNING,
+)
+
 _NOTHING_TRAINED_FEW = Example(
     title="a few steps at learning rate 0, as at both ends of a schedule",
     minutes=12,
@@ -323,6 +329,7 @@ EXAMPLES = {
             _NO_GRADIENTS,
             _VANISHED,
             _SAME,
+            _CLIPPED,
         ),
         quiet=(_NOTHING_TRAINED_FEW, _ROUNDED),
     ),

@@ -116,7 +116,8 @@ _MISMATCH = _lasting(
     "loss input mismatch",
     "On 91 consecutive steps, run demo computed its loss by a function that takes logits from "
     "probabilities, or by one that takes their logarithms from probabilities or logits, or its "
-    "cross-entropy was negative.",
+    "cross-entropy was negative, or its softmax was along another dimension than that of the "
+    "classes.",
 )
 _BROADCAST = _lasting(
     "outputs with a dimension that their targets lack",
@@ -128,8 +129,8 @@ _BROADCAST = _lasting(
 _EPOCH = _lasting(
     "a loop over epochs without set_epoch",
     "epoch repeated",
-    "On 91 consecutive steps, run demo trained on batches of a DistributedSampler in the order of "
-    "the two passes before.",
+    "On 91 consecutive steps, run demo trained on batches of a loader that shuffles, in the order "
+    "of the two passes before.",
 )
 _SEED = _lasting(
     "torch.manual_seed in the loop",

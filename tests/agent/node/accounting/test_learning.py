@@ -237,6 +237,24 @@ def test_a_learning_rate_of_0_unless_the_loss_falls_all_the_same(account: Accumu
     assert untrained(account, 400, learning_rate=0.0, loss=(1.0, 0.02)) == {"learning rate 0": 400}
 
 
+CLIPPED = {"gradients clipped to almost 0": 100}
+
+
+@pytest.mark.parametrize(
+    ("limit", "norm", "found"),
+    [(1e-8, 0.5, CLIPPED), (1e-6, 0.5, CLIPPED), (1e-4, 0.5, {}), (1e-6, 1e-5, {})],
+    ids=["an epsilon", "almost 0", "a small limit", "small gradients"],
+)
+def test_clipping_to_almost_0_trains_nothing_unless_the_loss_falls(
+    account: Accumulator, limit: float, norm: float, found: dict[str, int]
+) -> None:
+    clips = {"clip_max_norm": limit, "clip_norm": norm}
+    assert untrained(account, 100, **clips) == found
+    for step in range(100):
+        last = untrained(account, 1, loss=(2.0 - step / 100, 0.01), **clips)
+    assert last == {}
+
+
 def mistakes(account: Accumulator, steps: int, **columns: float) -> dict[str, int]:
     """Return the mistakes of the loop after so many more steps with these columns."""
     for _ in range(steps):

@@ -10,7 +10,7 @@ from torch import Tensor, manual_seed, nn
 from torch._compile import _disable_dynamo
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from mp_agent.catalog.thresholds import DEFAULTS
@@ -336,6 +336,102 @@ def given_seeds() -> None:
     epochs(order, begins=lambda epoch: setattr(order, "seed", epoch))
 
 
+def shuffled(
+    begins: Callable[[int], object],
+    *,
+    workers: int = 0,
+    made_again: bool = False,
+    generator: Callable[[], torch.Generator | None] = lambda: None,
+    parts: int = 1,
+    trials: bool = False,
+    passes: int = EPOCHS,
+) -> None:
+    """Train on batches in random orders; begins: called with the number of each epoch.
+
+    made_again: the loader is, in each epoch. parts: batches of a step. trials: each epoch is one,
+    of an optimizer of its own.
+    """
+    training, data = Training(), sampler().dataset
+
+    def loader() -> DataLoader[Batch]:
+        kept = workers > 0 and not made_again
+        return DataLoader(
+            data, 8, True, num_workers=workers, persistent_workers=kept, generator=generator()
+        )
+
+    delivered = loader()
+    for epoch in range(passes * parts):
+        if trials:
+            training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.05)
+        begins(epoch)
+        batches = iter(loader() if made_again else delivered)
+        while some := list(islice(batches, parts)):
+            training.step(*some)
+
+
+def same_seed(epoch: int) -> None:
+    torch.manual_seed(7)
+
+
+def seeded_generator() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
+def samplers_made_again(
+    *, sets: bool = False, kept: bool = False, shuffle: bool = True, trials: bool = False
+) -> None:
+    """Train by a sampler of each epoch; kept: all are, each for a purpose of its own."""
+    training, data, all_kept = Training(), sampler().dataset, []
+    for epoch in range(EPOCHS):
+        if trials:
+            training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.05)
+        order: DistributedSampler[int]
+        order = DistributedSampler(data, num_replicas=2, rank=0, shuffle=shuffle)
+        if sets:
+            order.set_epoch(epoch)
+        if kept:
+            all_kept.append(order)
+        for each in loader_of(order):
+            training.step(each)
+
+
+class PartOfBatches(BatchSampler):
+    """Has batches of another sampler of batches, and no sampler, as Accelerate's parts of one."""
+
+    def __init__(self, batch_sampler: BatchSampler) -> None:
+        self.batch_sampler = batch_sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(self.batch_sampler, 0, None, 2)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler) // 2
+
+
+def in_parts(begins: Callable[[int], object]) -> None:
+    training, data = Training(), sampler().dataset
+    order = RandomSampler(range(8 * BATCHES))
+    batches = PartOfBatches(BatchSampler(order, 4, drop_last=False))
+    delivered = DataLoader(data, batch_sampler=batches)
+    for epoch in range(EPOCHS):
+        begins(epoch)
+        for each in delivered:
+            training.step(each)
+
+
+def looked_through(epoch: int, data: TensorDataset) -> None:
+    """Go through the data in one random order, without a step."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        for _ in DataLoader(data, 4, shuffle=True):
+            pass
+
+
+def also_looked_through() -> None:
+    data = TensorDataset(*own_batch(0))
+    shuffled(lambda epoch: looked_through(epoch, data))
+
+
 SEEDS: dict[str, Loop] = {
     "the same on each step": partial(seeded, lambda step: torch.manual_seed(7)),
     "the same, by a name of before": partial(seeded, lambda step: manual_seed(7)),
@@ -354,6 +450,17 @@ PASSES: dict[str, Loop] = {
         order := sampler(), Singly(order)
     ),
     "of the same epoch, evaluated": partial(also_evaluated, sets=False),
+    "of the same epoch, by samplers made again": samplers_made_again,
+    "of one seed": partial(shuffled, same_seed),
+    # As they are made for the first pass they draw a number, too.
+    "of one seed, with workers": partial(shuffled, same_seed, workers=2, passes=EPOCHS + 1),
+    "of one seed, with loaders made again": partial(shuffled, same_seed, made_again=True),
+    "of one seed, of workers made again": partial(shuffled, same_seed, workers=1, made_again=True),
+    "of one seed, in steps of parts": partial(shuffled, same_seed, parts=2),
+    "of one seed, in parts of batches": partial(in_parts, same_seed),
+    "of generators made again": partial(
+        shuffled, lambda epoch: None, made_again=True, generator=seeded_generator
+    ),
 }
 HEALTHY: dict[str, Loop] = {
     "a seed that follows the step": partial(seeded, torch.manual_seed),
@@ -384,6 +491,20 @@ HEALTHY: dict[str, Loop] = {
     "a batch looked at after each pass": looked_at_afterwards,
     "the rate searched before the first epoch": searched_first,
     "each epoch twice": each_twice,
+    "samplers made again, given their epochs": partial(samplers_made_again, sets=True),
+    "samplers made again, and kept": partial(samplers_made_again, kept=True),
+    "samplers made again, without an order": partial(samplers_made_again, shuffle=False),
+    "samplers made again, for trials": partial(samplers_made_again, trials=True),
+    "random orders": partial(shuffled, lambda epoch: None),
+    "random orders, with workers": partial(shuffled, lambda epoch: None, workers=2),
+    "random orders, of loaders made again": partial(shuffled, lambda epoch: None, made_again=True),
+    "random orders, each of its seed": partial(shuffled, torch.manual_seed),
+    "random orders, of a generator": partial(
+        shuffled, lambda epoch: None, generator=seeded_generator
+    ),
+    "random orders, one seed for each of some trials": partial(shuffled, same_seed, trials=True),
+    "random orders, in parts of batches": partial(in_parts, lambda epoch: None),
+    "random orders, and one to look through": also_looked_through,
 }
 LOOPS: dict[str, tuple[Loop, str | None]] = {
     **{f"seeds {name}": (loop, SEED_REPEATED) for name, loop in SEEDS.items()},

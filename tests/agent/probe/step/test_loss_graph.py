@@ -56,6 +56,16 @@ def _tokens() -> Tensor:
     return F.cross_entropy(sequences[:, :-1].reshape(-1, 4), torch.zeros(8, dtype=torch.long))
 
 
+def _by_hand() -> Tensor:
+    exponentials = (_logits() - _logits().max(1, keepdim=True).values).exp()
+    return exponentials / exponentials.sum(-1, keepdim=True)
+
+
+def _scores() -> Tensor:
+    """Return logits [2, 3, 4] of positions and classes."""
+    return F.linear(torch.ones(2, 3, 5), _CLASSIFIER.weight)
+
+
 def _autocast() -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return F.cross_entropy(_probabilities(), _CLASSES)
@@ -78,6 +88,29 @@ _MISMATCHES = {
     "softmax twice, accumulated": lambda: F.cross_entropy(_probabilities(), _CLASSES) / 4,
     "sigmoid before softmax": lambda: F.cross_entropy(_logits().sigmoid(), _CLASSES),
     "sigmoid twice": lambda: F.binary_cross_entropy_with_logits(_logits().sigmoid(), _SHARES),
+    "softmax twice, clamped": lambda: F.cross_entropy(_probabilities().clamp(1e-7, 1.0), _CLASSES),
+    "softmax twice, one by hand": lambda: F.cross_entropy(_by_hand(), _CLASSES),
+    "softmax twice, one by hand in a line": lambda: F.cross_entropy(
+        (logits := _logits()).exp() / logits.exp().sum(1)[:, None], _CLASSES
+    ),
+    "sigmoid twice, clamped": lambda: F.binary_cross_entropy_with_logits(
+        _logits().sigmoid().clamp(min=1e-6), _SHARES
+    ),
+    "likelihood of clamped probabilities": lambda: F.nll_loss(
+        _probabilities().clamp(min=1e-6), _CLASSES
+    ),
+    "likelihood of a softmax along the batch": lambda: F.nll_loss(
+        _logits().log_softmax(0), _CLASSES
+    ),
+    "likelihood of logarithms of a softmax along the batch": lambda: F.nll_loss(
+        _logits().softmax(-2).log(), _CLASSES
+    ),
+    "likelihood of a softmax along the batch, of positions": lambda: F.nll_loss(
+        _scores().mT.log_softmax(0), torch.zeros(2, 3, dtype=torch.long)
+    ),
+    "likelihood of a softmax along the positions": lambda: F.nll_loss(
+        _scores().log_softmax(1).view(-1, 4), torch.zeros(6, dtype=torch.long)
+    ),
     "likelihood of probabilities": lambda: F.nll_loss(_probabilities(), _CLASSES),
     "likelihood of probabilities from their logarithms": lambda: F.nll_loss(
         _logits().log_softmax(-1).exp(), _CLASSES
@@ -138,6 +171,32 @@ _RIGHT = {
     "cross-entropy": lambda: F.cross_entropy(_logits(), _CLASSES),
     "likelihood": lambda: F.nll_loss(_logits().log_softmax(-1), _CLASSES),
     "likelihood of logarithms": lambda: F.nll_loss(_probabilities().log(), _CLASSES),
+    "likelihood of a single sample": lambda: F.nll_loss(_logits()[0].log_softmax(0), _CLASSES[0]),
+    "likelihood of positions": lambda: F.nll_loss(
+        _scores().mT.log_softmax(1), torch.zeros(2, 3, dtype=torch.long)
+    ),
+    "likelihood of positions, flattened": lambda: F.nll_loss(
+        _scores().log_softmax(-1).view(-1, 4), torch.zeros(6, dtype=torch.long)
+    ),
+    "likelihood of positions, the other way around": lambda: F.nll_loss(
+        _scores().mT.log_softmax(1).mT.reshape(-1, 4), torch.zeros(6, dtype=torch.long)
+    ),
+    "likelihood of as many samples as classes": lambda: F.nll_loss(
+        _logits()[:4].log_softmax(0), _CLASSES[:4]
+    ),
+    "likelihood of both, samples and classes": lambda: (
+        F.nll_loss(_logits().log_softmax(0), _CLASSES) + F.cross_entropy(_logits(), _CLASSES)
+    ),
+    "likelihood of a transposed matrix": lambda: F.nll_loss(
+        _logits().log_softmax(0).T, torch.zeros(4, dtype=torch.long)
+    ),
+    "exponentials that are divided by a sum along the batch": lambda: F.cross_entropy(
+        (logits := _logits()).exp() / logits.exp().sum(0), _CLASSES
+    ),
+    "logits that are clamped": lambda: F.cross_entropy(_logits().clamp(-5.0, 5.0), _CLASSES),
+    "shares of scores": lambda: F.cross_entropy(
+        (scores := _logits().relu() + 1.0) / scores.sum(1, keepdim=True), _CLASSES
+    ),
     "divergence": lambda: F.kl_div(_logits().log_softmax(-1), _SHARES),
     "distillation": lambda: F.kl_div(
         _logits().log_softmax(-1), _probabilities().detach(), reduction="batchmean"
