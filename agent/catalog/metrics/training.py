@@ -294,12 +294,11 @@ UNTRAINED_STEPS = gauge(
     "mp_agent.untrained.steps",
     "{step}",
     labels=("reason",),
-    help="Consecutive steps in which the model cannot have learned anything: `all gradients "
-    "0`, `no gradients`, `learning rate 0` (of the first parameter group), `all learning rates "
-    "0`, `loss 0 with non-finite gradients`, `loss 0` (after losses above 0 from the first on), "
-    "`loss 0 at once` (after losses that were not near 0, without gradients that are seen), "
+    help="Consecutive steps in which the model cannot have learned: `all gradients "
+    "0`, `no gradients`, `learning rate 0` (of the first group), `all learning rates "
+    "0`, `loss 0 with non-finite gradients`, `loss 0` (after losses above 0), `loss 0 at once`, "
     "`constant loss` (within 0.01 %), `constant loss and gradient norm`, `gradients clipped to "
-    "almost 0` (a norm of at most 1e-6). Absent where a falling loss shows otherwise.",
+    "almost 0`. Absent where a falling loss shows otherwise.",
     read=lambda run: {(reason,): float(steps) for reason, steps in run.learning.untrained.items()},
 )
 GRAD_NONFINITE_REPEATED = counter(

@@ -147,7 +147,7 @@ class LoopOrder:
                 scalars[LEFT_IN_EVALUATION] = 1.0
             if each.mode.forgets:
                 scalars[BATCH_NORM_MOMENTUM] = 1.0
-            if each.betas_swapped and each.still_has_swapped_betas():
+            if each.betas_swapped and each.has_swapped_betas():
                 scalars[BETAS_SWAPPED] = 1.0
         if watched.managed:
             return

@@ -155,8 +155,8 @@ class WatchedOptimizer:
         gradients = [] if plan is None else [slot.parameter.grad for slot in plan.slots]
         return max((1 + change_count(each) for each in gradients if each is not None), default=1)
 
-    def still_has_swapped_betas(self) -> bool:
-        """Return whether betas that were in the wrong order when the plan was made still are."""
+    def has_swapped_betas(self) -> bool:
+        """Return whether betas are in the wrong order now; from then on each step looks again."""
         optimizer = self._optimizer()
         self.betas_swapped = optimizer is not None and _has_swapped_betas(optimizer)
         return self.betas_swapped

@@ -302,12 +302,15 @@ class BackwardTracking:
     def _look_at_graph(self, roots: object, seeds: object) -> None:
         """Note what the graph of a loss shows of how it was computed; what is wrong stays so.
 
-        Another backward of the step, which has a loss of its own, adds to what is found.
+        And whether a schedule has set betas in the wrong order. Another backward of the step, which
+        has a loss of its own, adds to what is found.
         """
         context, thread = self._context, self._context.thread
         step = context.step
         if self._looked_at != step.sequence:
             self._looked_at, self._found = step.sequence, {}
+            for watched in context.registry.known:
+                watched.has_swapped_betas()
         autocast = thread.autocast_step == step.sequence
         mistakes = mistakes_of(roots, scaled=thread.backward_scaled, autocast=autocast)
         for column, flag in mistakes.items():

@@ -325,16 +325,30 @@ def betas_in_the_other_order() -> None:
     average(0.1, (0.999, 0.9))
 
 
-@healthy
-def betas_that_are_soon_corrected() -> None:
+def betas_from_step_8(first: tuple[float, float], later: tuple[float, float], steps: int) -> None:
     model = classifier()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.999, 0.9))
-    for step in range(STEPS):
-        if step == 8:
-            optimizer.param_groups[0]["betas"] = (0.9, 0.999)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=first)
+    for step in range(steps):
+        if step >= 8:
+            optimizer.param_groups[0]["betas"] = later
         optimizer.zero_grad()
         loss_of(model, step).backward()
         optimizer.step()
+
+
+@wrong(BETAS_SWAPPED)
+def betas_that_a_schedule_sets_in_the_other_order() -> None:
+    betas_from_step_8((0.9, 0.999), (0.999, 0.9), 3 * STEPS)
+
+
+@healthy
+def betas_that_are_soon_corrected() -> None:
+    betas_from_step_8((0.999, 0.9), (0.9, 0.999), STEPS)
+
+
+@healthy
+def betas_that_a_schedule_sets() -> None:
+    betas_from_step_8((0.9, 0.999), (0.85, 0.999), 3 * STEPS)
 
 
 @healthy
