@@ -55,14 +55,14 @@ _EVALUATION = re.compile(
 )
 _PLACE = re.compile(
     r"(?<!train )\b(?!train epoch: *\d+ *\[ *\d+/\d+ *\( *\d)"
-    r"(?:(?:train(?:ing)?\s+)?epoch|train)\b(?:\(train\))?[:\s]*\[?\s*(?P<epoch>\d+)(?!\d)"
-    r"(?:/\d+(?!\d))?\s*\]?[\s,:|-]*(?:\d+%\|[^|]*\|\s*)?"
-    r"(?:\[?(?:iter|iteration|step|batch)\b[:\s]*)?[\[(]?\s*(?P<step>\d+)\s*/\s*(?P<total>\d+)",
+    r"(?:(?:train(?:ing)?\s+)?epoch|train)\b(?:\(train\))?[:\s]*+\[?\s*+(?P<epoch>\d+)(?!\d)"
+    r"(?:/\d+(?!\d))?\s*+\]?[\s,:|-]*+(?:\d+%\|[^|]*\|\s*+)?"
+    r"(?:\[?(?:iter|iteration|step|batch)\b[:\s]*+)?[\[(]?\s*+(?P<step>\d+)\s*+/\s*(?P<total>\d+)",
     re.IGNORECASE,
 )
 """Epoch, iteration and iterations in it: `Epoch: [0]  [ 20/1251]`, `Epoch 0:  4%|▍| 20/512 [`.
 `Train Epoch: 1 [640/60000 (1%)]`, as PyTorch's examples write it, counts samples."""
-_EPOCH_ALONE = re.compile(r"\bepoch\b[\s:=#]*\[?\s*(?P<epoch>\d+)(?!\d|\.\d)", re.IGNORECASE)
+_EPOCH_ALONE = re.compile(r"\bepoch\b[\s:=#]*+\[?\s*+(?P<epoch>\d+)(?!\d|\.\d)", re.IGNORECASE)
 _KERAS = re.compile(r"^\s*(?P<step>\d+)/(?P<total>\d+) +(?:\[[=>.]|━|- |\d+m?s\b)")
 """The bar of Keras, in the epoch of the heading above it."""
 _FRACTION = re.compile(

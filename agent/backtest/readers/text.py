@@ -158,7 +158,9 @@ FAIRSEQ = LogFormat(_FAIRSEQ_NAME, _recognises_fairseq, _read_fairseq)
 
 _MEGATRON_NAME = "megatron"
 _LINE = re.compile(r"iteration\s+(\d+)\s*/\s*\d+\s*\|")
-_MEGATRON_FIELD = re.compile(rf"\|\s*([a-zA-Z][\w ()-]*?)(?::\s*|\s+)({NUMBER})\s*(?=\||$)")
+_MEGATRON_FIELD = re.compile(
+    rf"\|\s*+([a-zA-Z][\w ()-]{{0,80}}?)(?::\s*+|\s+)({NUMBER})\s*(?=\||$)"
+)
 _SKIPPED, _MILLISECONDS = "number of skipped iterations", "elapsed time per iteration (ms)"
 _SECONDS = "elapsed time per iteration (s)"
 _RENAMED = {

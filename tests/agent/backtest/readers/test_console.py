@@ -540,3 +540,10 @@ def test_texts_that_speak_of_losses_are_no_logs(tmp_path: Path):
     (tmp_path / "README.txt").write_text("We reached loss 2.0 at step 10 and then loss: 1.5.\n" * 2)
     (tmp_path / "notes.md").write_text("step 1 loss 2\nstep 2 loss 2\nstep 3 loss 2\n")
     assert [source.address for source in expand([str(tmp_path)])] == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("begin", ["epoch", "Epoch 1", "Epoch 1/2 iter", "| a"])
+def test_long_gaps_are_read_once_and_not_in_every_way(tmp_path: Path, begin: str):
+    gaps = f"{begin}{' ' * 19_000}x\n"  # by all ways to share it out, hours
+    log = read(tmp_path, "step 1 loss 2.0\n" + gaps + "step 2 loss 1.0\nstep 3 loss 0.5\n")
+    assert [point.loss for point in log.points] == [2.0, 1.0, 0.5]
