@@ -69,6 +69,7 @@ _CLEAR_LOSSES = 16
 """First losses above 0 after which a loss of 0 is not one that began there, as in GRPO."""
 _NEAR_ZERO = 0.1
 """Share of its first and of its usual level that a loss passes on its way to 0 if it is learned."""
+_SAME_MULTIPLE = 1e-6
 
 WARM_UP_STEPS = 100
 """Steps during which the learning rate may rise freely, unless it rises step by step."""
@@ -126,6 +127,10 @@ class LearningTracker(ModelTracker):
     """Their median."""
     latest_above: list[float] = field(default_factory=list)
     """The latest losses above 0, at most `_CLEAR_LOSSES`."""
+    was_zero: bool = False
+    """Whether a loss was 0 after these."""
+    left_zero: bool = False
+    """Whether one above 0 came after a loss of 0 that did, which NaN does not."""
     doubted_level: float | None = None
     """Best level of the loss when a reason was found that its fall would disprove."""
     learns: bool = False
@@ -187,9 +192,14 @@ class LearningTracker(ModelTracker):
                 yield CONSTANT_NORM
 
     def _cut(self) -> bool:
-        """Return whether the loss was not near 0 before it was 0: trainers log NaN as 0."""
-        level = max(self.first_level, median(self.latest_above))
-        return min(self.latest_above) >= _NEAR_ZERO * level
+        """Return whether the loss was not near 0 before it was 0: trainers log NaN as 0.
+
+        Nor rounded to multiples of its lowest, which then may be the least before 0.
+        """
+        level, lowest = max(self.first_level, median(self.latest_above)), min(self.latest_above)
+        multiples = (each / lowest for each in self.latest_above)
+        rounded = all(abs(each - round(each)) < _SAME_MULTIPLE for each in multiples)
+        return not self.left_zero and not rounded and lowest >= _NEAR_ZERO * level
 
     def _same_loss(self, loss: float | None) -> bool:
         """Return whether a loss is the one before, but for the rounding; 0 is another matter."""
@@ -205,6 +215,8 @@ class LearningTracker(ModelTracker):
         self.last_norm = step.grad_norm if step.gradients_judged else None
         if loss is not None and loss > 0.0:
             self.latest_above = [*self.latest_above[1 - _CLEAR_LOSSES :], loss]
+            self.left_zero |= self.was_zero
+        self.was_zero |= loss == 0.0 and self.clear and self.clear_losses >= _CLEAR_LOSSES
         if loss is not None and self.clear and self.clear_losses < _CLEAR_LOSSES:
             self.clear = loss > 0.0
             self.clear_losses += 1

@@ -177,6 +177,20 @@ def test_a_loss_that_was_near_0_before_may_be_learned(account: Accumulator, lowe
     assert found == {"loss 0": 60}
 
 
+def test_a_loss_that_leaves_0_is_not_nan(account: Accumulator) -> None:
+    """As that of triplets, few of which violate their margin."""
+    losses = ((1.5, 1.2, 1.8) * 20, [0.0] * 30, [1.4], [0.0] * 60)
+    assert losses_without_gradients(account, *(each for some in losses for each in some)) == {
+        "loss 0": 60
+    }
+
+
+@pytest.mark.parametrize("least", [0.1, 1.0])
+def test_a_loss_in_few_digits_is_rounded_to_0(account: Accumulator, least: float) -> None:
+    losses = [least * each for each in (9, 8, 7, 6, 5, 4, 3, 2, 3, 2, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1)]
+    assert losses_without_gradients(account, *losses, *[0.0] * 60) == {"loss 0": 60}
+
+
 def test_zero_gradients_and_nan_are_the_better_reason_for_a_loss_of_0(account: Accumulator) -> None:
     untrained(account, 50)
     assert untrained(account, 70, loss=0.0, norm=0.0) == {"all gradients 0": 70}
