@@ -342,7 +342,12 @@ EPOCH_REPEATED = loop_mistake(
         "over epochs.",
         "An evaluation after each epoch that sets a seed, and leaves it.",
     ),
-    false_positives=("A small set of data whose order is to stay, with shuffle=True.",),
+    false_positives=(
+        "A small set of data whose order is to stay, with shuffle=True.",
+        "Data that are replaced in place between passes, as those of a buffer: the order repeats.",
+        "A first epoch of three passes or more in one order on purpose, or trials that restore "
+        "weights by hand and keep the optimizer.",
+    ),
     samples=("shard_data",),
     panels=(panels.LOSS,),
 )

@@ -4,7 +4,7 @@ Next to them, what a step begins with: batches of a pass over the data, and rand
 """
 
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import isnan, nan
@@ -311,12 +311,13 @@ class Loaders:
     order of its own. A pass counts once two of its batches were each followed by a backward: of one
     that is only looked at, or evaluated by, at most the last one is. Two passes in one order are
     no mistake: a search of the learning rate comes before the first epoch, and some methods go
-    through each epoch twice.
+    through each epoch twice. Nor are more of them once an epoch has had another order, or where
+    each is of another optimizer, or begins with weights that were loaded: searches, rollbacks and
+    trials are to have the same order.
 
     So do the passes of samplers that are made again in each epoch, and those of a `RandomSampler`
     which begin with the same random numbers, as where each epoch sets the seed. Those count once
-    the run has stepped within them, and only of the same optimizer: trials, each with an optimizer
-    of its own, are to have the same order.
+    the run has stepped within them.
     """
 
     def __init__(
@@ -328,7 +329,7 @@ class Loaders:
         """on_shuffled: called when such a pass begins; from then on `backward_begins` is needed.
 
         Of a `RandomSampler`, when one repeats. sequence: returns the number of the step under way.
-        optimizer: returns the run's.
+        optimizer: returns the one that has stepped the run's weights last.
         """
         self._on_shuffled = on_shuffled
         self._sequence = sequence
@@ -342,13 +343,25 @@ class Loaders:
         self._passes: dict[int, _Pass] = {}
         """By `id` of the iterator."""
         self._trained: weakref.WeakKeyDictionary[object, list[object]] = weakref.WeakKeyDictionary()
-        """By sampler, the orders of the last two passes that were trained with."""
+        """By sampler, the orders of the last passes that were trained with, and the optimizer."""
         self._of_run: list[_Trained] = []
         """The last passes that the run has stepped within."""
         self._latest: _Pass | None = None
         """That of the last batch."""
         self._loaded = False
         """There was a batch since the last backward."""
+        self._side_by_side: weakref.WeakKeyDictionary[object, bool] = weakref.WeakKeyDictionary()
+        """By iterator with batches since then, whether its pass repeats others.
+
+        That of an evaluation is gone with its loop.
+        """
+
+    def weights_loaded(self) -> None:
+        """Start over: the run goes on from weights of before, or is another one."""
+        self._trained.clear()
+        self._of_run.clear()
+        for each in self._passes.values():
+            each.repeats = False
 
     def loads(self, iterator: Any) -> None:
         """Count a batch of an iterator over a loader."""
@@ -362,18 +375,29 @@ class Loaders:
             self._begin_pass(iterator, sampler)
         self._latest = found = self._passes.get(id(iterator))
         self._loaded = True
+        self._side_by_side[iterator] = found is not None and found.repeats
         if found is not None and not found.is_noted:
             self._note_trained(found, iterator._dataset)
 
     def backward_begins(self) -> bool:
-        """Return whether what the run trains with now comes in an order that it had before."""
+        """Return whether what the run trains with now comes in an order that it had before.
+
+        Of loaders that deliver side by side, which one it trains with is not known.
+        """
         found, loaded, self._loaded = self._latest, self._loaded, False
+        repeats = all(self._side_by_side.values())
+        self._side_by_side.clear()
         if found is None:
             return False
         found.batches += loaded
         if found.batches == 2 and (sampler := found.sampler()) is not None:
-            self._trained[sampler] = [*self._trained.get(sampler, ())[-1:], found.order]
-        return found.repeats and (loaded or found.batches > 1)
+            latest = self._trained.get(sampler, [])[1 - _PASSES_AT_MOST :]
+            self._trained[sampler] = [*latest, self._by_optimizer(found.order)]
+        return repeats and found.repeats and (loaded or found.batches > 1)
+
+    def _by_optimizer(self, order: Hashable) -> object:
+        optimizer = self._optimizer()
+        return order, None if optimizer is None else weakref.ref(optimizer)
 
     def _begin_pass(self, iterator: Any, index_sampler: Any) -> None:
         self._passes.pop(id(iterator), None)  # workers that persist keep their iterator
@@ -384,7 +408,8 @@ class Loaders:
         if (order := _order_of(sampler, iterator)) is None:
             return
         of_epoch = isinstance(sampler, DistributedSampler)
-        repeats = of_epoch and self._trained.get(sampler) == [order, order]
+        trained = self._trained.get(sampler, []) if of_epoch else []
+        repeats = _are_alike(trained, self._by_optimizer(order))
         repeats = repeats or self._repeats(_referable(iterator._dataset, sampler), sampler, order)
         self._passes = {each: own for each, own in self._passes.items() if own.iterator()}
         self._passes[id(iterator)] = _Pass(
@@ -394,19 +419,16 @@ class Loaders:
             self._on_shuffled()
 
     def _repeats(self, data: object, sampler: object, order: Hashable) -> bool:
-        """Return whether the run has stepped in the last two passes over these data in this order.
+        """Return whether the run has stepped in passes over these data in this order alone.
 
         Of samplers that are all there, each is for a purpose of its own.
         """
-        of_data = [each for each in self._of_run if each.data() is data][-2:]
-        optimizer = self._optimizer()
-        return len(of_data) == 2 and all(
-            each.order == order
-            and each.sampler() in (None, sampler)
-            and optimizer is not None
-            and each.optimizer() is optimizer
-            for each in of_data
-        )
+        if (optimizer := self._optimizer()) is None:
+            return False
+        of_data = [each for each in self._of_run if each.data() is data]
+        own = all(each.sampler() in (None, sampler) for each in of_data[-2:])
+        orders = [(each.order, each.optimizer()) for each in of_data]
+        return own and _are_alike(orders, (order, optimizer))
 
     def _note_trained(self, found: _Pass, data: Any) -> None:
         """Remember a pass of which the batches of at least two steps were delivered."""
@@ -427,6 +449,14 @@ class Loaders:
 _PASSES_AT_MOST = 16
 
 
+def _are_alike(passes: Sequence[object], one: object) -> bool:
+    """Return whether two passes or more are like `one`, all but the first, which may be a trial.
+
+    Or come before what sets the seed of each pass from then on, as an evaluation does.
+    """
+    return passes[-2:] == [one, one] and all(each == one for each in passes[1:])
+
+
 def _referable(data: Any, sampler: Any) -> Any:
     """Return the data, or the sampler where nothing refers weakly to these, such as a list."""
     return data if type(data).__weakrefoffset__ else sampler
@@ -437,7 +467,7 @@ def _order_of(sampler: Any, iterator: Any) -> Hashable:
     if isinstance(sampler, DistributedSampler) and _follows_epoch(sampler):
         part = [getattr(sampler, name, None) for name in ("num_replicas", "rank", "num_samples")]
         return type(sampler), *part, getattr(sampler, "seed", 0), sampler.epoch
-    if type(sampler) is not RandomSampler:
+    if type(sampler) is not RandomSampler or len(sampler.data_source) < 2:
         return None
     if (generator := sampler.generator) is None:
         # Workers have taken the order already, and the script may have set a seed since: what the

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mp_agent.probe.isolation import Shield
 from mp_agent.probe.optimizers.engine import Engine, OwningEngine
+from mp_agent.probe.optimizers.parameter_names import holds_any, optimizer_parameters
 from mp_agent.probe.optimizers.roles import Role
 from mp_agent.probe.scalars import add, reciprocal, scalar_of, snapshot_of
 from mp_agent.probe.tracker.backward import BackwardTracking, LossTracking
@@ -202,7 +203,6 @@ class StepTracker:
         self.engine_step_ended = engines.ended
         self.mode_changed = activity.mode_changed
         self.batch_loads = context.loaders.loads
-        self.state_loaded = context.loaded.add
         self.random_numbers_set = activity.random_numbers_set
         self.graph_capture_begins = graphs.capture_begins
         self.graph_capture_ended = graphs.capture_ended
@@ -239,6 +239,15 @@ class StepTracker:
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Remember a new optimizer: it may train a part of the run's model."""
         self._context.registry.made(optimizer)
+
+    def state_loaded(self, module: nn.Module, tensors: int, fitting: int) -> None:
+        """Note what a module was given; what the run trains goes on from there."""
+        context = self._context
+        context.loaded.add(module, tensors, fitting)
+        first = context.registry.first
+        optimizer = None if first is None else first.optimizer
+        if optimizer is not None and holds_any(module, optimizer_parameters(optimizer)):
+            context.loaders.weights_loaded()
 
     def engine_made(self, engine: Engine) -> None:
         """Leave an optimizer to the engine that steps it."""

@@ -1,6 +1,7 @@
 """What is recorded of loops whose random numbers, or whose batches, repeat, and of healthy ones."""
 
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from functools import partial
 from itertools import islice
 
@@ -344,14 +345,16 @@ def shuffled(
     generator: Callable[[], torch.Generator | None] = lambda: None,
     parts: int = 1,
     trials: bool = False,
+    kept: bool = False,
     passes: int = EPOCHS,
 ) -> None:
     """Train on batches in random orders; begins: called with the number of each epoch.
 
     made_again: the loader is, in each epoch. parts: batches of a step. trials: each epoch is one,
-    of an optimizer of its own.
+    of an optimizer of its own. kept: all of these are.
     """
     training, data = Training(), sampler().dataset
+    optimizers = [training.optimizer]
 
     def loader() -> DataLoader[Batch]:
         kept = workers > 0 and not made_again
@@ -363,6 +366,8 @@ def shuffled(
     for epoch in range(passes * parts):
         if trials:
             training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.05)
+        if kept:
+            optimizers.append(training.optimizer)
         begins(epoch)
         batches = iter(loader() if made_again else delivered)
         while some := list(islice(batches, parts)):
@@ -392,6 +397,53 @@ def samplers_made_again(
         if kept:
             all_kept.append(order)
         for each in loader_of(order):
+            training.step(each)
+
+
+def trials_of_one_pass() -> None:
+    """Train from new weights in each pass, in the order of one epoch."""
+    delivered = loader_of(sampler())
+    for _ in range(EPOCHS):
+        training = Training()
+        for each in delivered:
+            training.step(each)
+
+
+def rolled_back(order: RandomSampler | DistributedSampler[int] | None = None) -> None:
+    """Begin each pass from the same weights and random numbers."""
+    training, data = Training(), sampler().dataset
+    delivered = DataLoader(data, 4 if order else 8, shuffle=order is None, sampler=order)
+    weights, numbers = deepcopy(training.model.state_dict()), torch.get_rng_state()
+    for _ in range(EPOCHS):
+        training.model.load_state_dict(weights)
+        torch.set_rng_state(numbers)
+        for each in delivered:
+            training.step(each)
+
+
+def each_thrice() -> None:
+    """Go through each epoch three times, but for the one that a checkpoint has left."""
+    order = sampler()
+    epochs(order, begins=lambda number: order.set_epoch((number + 1) // 3))
+
+
+def next_to_others() -> None:
+    """Train on random orders, and look at a batch of other data, in one order, at each step."""
+    training, data, others = Training(), sampler().dataset, sampler().dataset
+    for _ in range(EPOCHS):
+        looked_at = DataLoader(others, 8, shuffle=True, generator=seeded_generator())
+        for each, (inputs, _) in zip(DataLoader(data, 8, shuffle=True), looked_at, strict=True):
+            with torch.no_grad():
+                training.model(inputs)
+            training.step(each)
+
+
+def one_sample() -> None:
+    training, (inputs, classes) = Training(), own_batch(0)
+    data = TensorDataset(inputs[:1], classes[:1])
+    order = RandomSampler(data, num_samples=STEPS // EPOCHS, generator=seeded_generator())
+    for _ in range(EPOCHS):
+        for each in DataLoader(data, sampler=order):
             training.step(each)
 
 
@@ -491,6 +543,9 @@ HEALTHY: dict[str, Loop] = {
     "a batch looked at after each pass": looked_at_afterwards,
     "the rate searched before the first epoch": searched_first,
     "each epoch twice": each_twice,
+    "each epoch three times": each_thrice,
+    "trials of one pass": trials_of_one_pass,
+    "weights loaded before each pass": lambda: rolled_back(sampler()),
     "samplers made again, given their epochs": partial(samplers_made_again, sets=True),
     "samplers made again, and kept": partial(samplers_made_again, kept=True),
     "samplers made again, without an order": partial(samplers_made_again, shuffle=False),
@@ -503,6 +558,12 @@ HEALTHY: dict[str, Loop] = {
         shuffled, lambda epoch: None, generator=seeded_generator
     ),
     "random orders, one seed for each of some trials": partial(shuffled, same_seed, trials=True),
+    "random orders, one seed for each of some trials, kept": partial(
+        shuffled, same_seed, trials=True, kept=True
+    ),
+    "random orders, weights loaded before each pass": rolled_back,
+    "random orders, next to the same batches": next_to_others,
+    "random orders, of one sample": one_sample,
     "random orders, in parts of batches": partial(in_parts, lambda epoch: None),
     "random orders, and one to look through": also_looked_through,
 }
