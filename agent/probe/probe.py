@@ -264,7 +264,7 @@ class Probe:
 
     def _first_optimizer(self) -> Optimizer | None:
         first = self._registry.first
-        return None if first is None else first.stepped_by
+        return None if first is None else first.stepped_last()
 
     def _repeats(self) -> None:
         self._instruments.use(self._repetitions)

@@ -69,7 +69,8 @@ class WatchedOptimizer:
         self._make_plan = make_plan
         self._plan: MeasurementPlan | None = None
         self._optimizer = weakref.ref(optimizer, self._forget)
-        self._stepped_by = self._optimizer
+        self.stepped_last = self._optimizer
+        """The one that has: another may hold the same parameters, and take turns with it."""
 
     @property
     def alive(self) -> bool:
@@ -80,15 +81,6 @@ class WatchedOptimizer:
     def optimizer(self) -> Optimizer | None:
         """The optimizer, until it is gone."""
         return self._optimizer()
-
-    @property
-    def stepped_by(self) -> Optimizer | None:
-        """The one that has stepped last: another may hold the same, and take turns with it."""
-        return self._stepped_by() or self._optimizer()
-
-    def note_step_of(self, optimizer: Optimizer) -> None:
-        """Note which optimizer steps."""
-        self._stepped_by = weakref.ref(optimizer)
 
     @property
     def joint(self) -> bool:

@@ -73,7 +73,7 @@ class OptimizerSteps:
             self._follow(optimizer, watched)
         if context.guarded and isinstance(optimizer, LibraryOptimizer):
             context.note_unguarded(UNGUARDED)
-        watched.note_step_of(optimizer)
+        watched.stepped_last = weakref.ref(optimizer)
         if not watched.label:
             sequence = context.boundaries.step.sequence
             if self._stepped_sequence == sequence:
