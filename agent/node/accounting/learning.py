@@ -197,8 +197,8 @@ class LearningTracker(ModelTracker):
         Nor rounded to multiples of its lowest, which then may be the least before 0.
         """
         level, lowest = max(self.first_level, median(self.latest_above)), min(self.latest_above)
-        multiples = (each / lowest for each in self.latest_above)
-        rounded = all(abs(each - round(each)) < _SAME_MULTIPLE for each in multiples)
+        multiples = [each / lowest for each in self.latest_above]
+        rounded = all(isfinite(n) and abs(n - round(n)) < _SAME_MULTIPLE for n in multiples)
         return not self.left_zero and not rounded and lowest >= _NEAR_ZERO * level
 
     def _same_loss(self, loss: float | None) -> bool:
@@ -303,7 +303,7 @@ class LearningTracker(ModelTracker):
 def _is_clipped_away(limit: float | None, norm: float | None) -> bool:
     if limit is None or norm is None or not isfinite(norm):
         return False
-    return limit <= _LIMIT_ALMOST_0 and norm > _FAR_ABOVE_LIMIT * limit
+    return 0.0 <= limit <= _LIMIT_ALMOST_0 and norm > _FAR_ABOVE_LIMIT * limit
 
 
 _FALL_STEPS = 64

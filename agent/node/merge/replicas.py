@@ -96,10 +96,11 @@ class PlainParameters:
     def _may_be_chance(self, group: str, row: Columns, ranks: Sequence[int]) -> bool:
         """Return whether an update may have left a group equal without equal gradients."""
         gradients = self.gradients.get(group, {})
-        apart = len(gradients) > 1 and not any(
-            set(ranks) <= set(held) for held in gradients.values()
-        )
-        return apart and row[_ELEMENTS] < _BY_CHANCE_ELEMENTS
+        if row[_ELEMENTS] >= _BY_CHANCE_ELEMENTS or len(gradients) < 2:
+            return False
+        # Looked up once: each of 100 000 ranks may have gradients of its own.
+        alike = next((held for held in gradients.values() if ranks[0] in held), ())
+        return not set(ranks) <= set(alike)
 
     @property
     def _elements(self) -> float:

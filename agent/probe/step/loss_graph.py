@@ -200,6 +200,8 @@ def _over_other_dimension(node: Any) -> bool | None:
         source = _next(source, 0)
     if source is None or source.name() not in ("LogSoftmaxBackward0", *_SOFTMAX):
         return None
+    if not shape:
+        return None
     along = _wrapped(source._saved_dim, len(shape))
     return along != classes and shape[along] != shape[classes]
 

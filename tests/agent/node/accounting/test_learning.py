@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from math import cos, pi
+from math import cos, inf, pi
 from random import Random
 
 import pytest
@@ -191,6 +191,15 @@ def test_a_loss_in_few_digits_is_rounded_to_0(account: Accumulator, least: float
     assert losses_without_gradients(account, *losses, *[0.0] * 60) == {"loss 0": 60}
 
 
+@pytest.mark.parametrize("extreme", [inf, 1e308, 5e-324])
+def test_extreme_losses_before_a_loss_of_0_fail_nothing(
+    account: Accumulator, extreme: float
+) -> None:
+    losses = [2.5 + 0.01 * each for each in range(20)]
+    found = losses_without_gradients(account, *losses, extreme, 2.7, *[0.0] * 60)
+    assert found == {"loss 0" if extreme < 1.0 else "loss 0 at once": 60}
+
+
 def test_zero_gradients_and_nan_are_the_better_reason_for_a_loss_of_0(account: Accumulator) -> None:
     untrained(account, 50)
     assert untrained(account, 70, loss=0.0, norm=0.0) == {"all gradients 0": 70}
@@ -256,8 +265,14 @@ CLIPPED = {"gradients clipped to almost 0": 100}
 
 @pytest.mark.parametrize(
     ("limit", "norm", "found"),
-    [(1e-8, 0.5, CLIPPED), (1e-6, 0.5, CLIPPED), (1e-4, 0.5, {}), (1e-6, 1e-5, {})],
-    ids=["an epsilon", "almost 0", "a small limit", "small gradients"],
+    [
+        (1e-8, 0.5, CLIPPED),
+        (1e-6, 0.5, CLIPPED),
+        (1e-4, 0.5, {}),
+        (1e-6, 1e-5, {}),
+        (-1.0, 0.5, {}),
+    ],
+    ids=["an epsilon", "almost 0", "a small limit", "small gradients", "below 0"],
 )
 def test_clipping_to_almost_0_trains_nothing_unless_the_loss_falls(
     account: Accumulator, limit: float, norm: float, found: dict[str, int]
