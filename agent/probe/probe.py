@@ -38,9 +38,10 @@ from mp_agent.probe.recording.run_facts import ObservedTraits, main_script
 from mp_agent.probe.recording.weight_updates import WeightUpdates
 from mp_agent.probe.reduction import GroupReduction
 from mp_agent.probe.ring_connection import ProbeReports, RingConnection
+from mp_agent.probe.step.data import Loaders, Seeds
 from mp_agent.probe.step.layer_schedule import LayerSchedule, OverheadBudget
 from mp_agent.probe.step.measurement import Measurement
-from mp_agent.probe.step.phases import Loaders, PhaseMarks, Seeds, StepParts
+from mp_agent.probe.step.phases import PhaseMarks, StepParts
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.step_tracker import StepTracker
 from mp_agent.records.global_statistics import GlobalStatistics

@@ -22,8 +22,9 @@ from mp_agent.probe.isolation import Contain
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.scalars import Scalar, scalar_of
+from mp_agent.probe.step.data import Loaders, Seeds
 from mp_agent.probe.step.open_step import OpenStep
-from mp_agent.probe.step.phases import Loaders, Seeds, StepParts
+from mp_agent.probe.step.phases import StepParts
 from mp_agent.records.columns import (
     BATCH_DIGEST,
     BATCH_INTERVAL_STEPS,

@@ -17,8 +17,9 @@ from mp_agent.probe.recording.run_facts import ObservedTraits
 from mp_agent.probe.ring_connection import RingConnection
 from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
 from mp_agent.probe.step.boundaries import STATE_KNOWN_STEP, StepBoundaries, TrainerStep
+from mp_agent.probe.step.data import Loaders, Seeds
 from mp_agent.probe.step.open_step import OpenStep
-from mp_agent.probe.step.phases import Loaders, PhaseMarks, Seeds, StepParts
+from mp_agent.probe.step.phases import PhaseMarks, StepParts
 from mp_agent.probe.step.thread_progress import ThreadProgress
 from mp_agent.records.columns import NOTHING_LOADED, RESUMED_WITHOUT_STATE
 from mp_agent.records.steps import Phase

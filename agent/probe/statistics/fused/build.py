@@ -52,7 +52,7 @@ GRADIENT_KERNELS = Kernels(
     "mp_agent.probe.statistics.fused.launches", GRADIENT_COLUMN_NAMES, "gradients are"
 )
 DISTRIBUTION_KERNELS = Kernels(
-    "mp_agent.probe.statistics.fused.distribution_launches",
+    "mp_agent.probe.statistics.fused.distribution_kernels",
     DISTRIBUTION.names,
     "the distribution of gradients is",
 )

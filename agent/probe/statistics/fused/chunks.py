@@ -236,7 +236,7 @@ class KeptTables:
 class DistributionRows:
     """Measures layers: a launch finds edges, one per dtype counts, and one folds.
 
-    launches: the module of that name, which needs Triton.
+    launches: the module that launches the kernels, which needs Triton.
     """
 
     def __init__(self, device: torch.device, launches: ModuleType) -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mp_agent.probe.statistics.fused import distribution_kernels, distribution_launches, launches
+from mp_agent.probe.statistics.fused import distribution_kernels, launches
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 from mp_agent.probe.statistics.packed import PackedStatistics
 from mp_agent.records.columns import DISTRIBUTION
@@ -52,11 +52,11 @@ def no_stock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def statistics() -> FusedStatistics:
-    return FusedStatistics(CPU, launches, distribution_launches)
+    return FusedStatistics(CPU, launches, distribution_kernels)
 
 
 def test_the_kernels_write_every_column() -> None:
-    assert set(distribution_launches.COLUMNS) == set(DISTRIBUTION.names)
+    assert set(distribution_kernels.COLUMNS) == set(DISTRIBUTION.names)
 
 
 @pytest.mark.usefixtures("no_stock")
@@ -194,7 +194,7 @@ def test_replicas_get_equal_bits_wherever_they_lie_in_memory(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distribution_kernels, "ROWS", ROWS)
-    statistics = FusedStatistics(CPU, launches, distribution_launches)
+    statistics = FusedStatistics(CPU, launches, distribution_kernels)
     gradient = normal(9001, dtype=dtype)
     expected = statistics.distribution([gradient], 1.0, 2.0)
     for offset in (1, 2):
@@ -210,7 +210,7 @@ def test_tensors_of_several_blocks_and_chunks(
 ) -> None:
     """Sizes around the edges of a block and of a chunk; a layer of more chunks than are folded."""
     monkeypatch.setattr(distribution_kernels, "ROWS", 16)
-    statistics = FusedStatistics(CPU, launches, distribution_launches, chunk_elements=256)
+    statistics = FusedStatistics(CPU, launches, distribution_kernels, chunk_elements=256)
     sizes = [1, 15, 17, 63, 64, 65, 127, 128, 255, 256, 257, 513, 34 * 256]
     gradients = [normal(size, dtype=dtype, seed=size) for size in sizes]
     gradients += [normal(30, 70, dtype=dtype).t()[:, 3:], normal(9, 200, dtype=dtype)[:, ::3]]

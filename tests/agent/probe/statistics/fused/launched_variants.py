@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from mp_agent.probe.statistics.fused import distribution_launches, launches
+from mp_agent.probe.statistics.fused import distribution_kernels, launches
 from mp_agent.probe.statistics.fused.statistics import FusedStatistics
 
 SHARED_MEMORY_BYTES = 200_000
@@ -48,14 +48,14 @@ def main() -> None:
     triton.knobs.compilation.listener = lambda **_: compilations.append(None)
     noting = NotingDriver()
     driver.set_active(noting)
-    for module in (launches, distribution_launches):
+    for module in (launches, distribution_kernels):
         module.compile_all()
     ahead = len(compilations)
-    for module in (launches, distribution_launches):
+    for module in (launches, distribution_kernels):
         module.launch_once(torch.device("cpu"))
     first = len(compilations) - ahead
     noting.grids.clear()
-    statistics = FusedStatistics(torch.device("cpu"), launches, distribution_launches)
+    statistics = FusedStatistics(torch.device("cpu"), launches, distribution_kernels)
     memory = torch.zeros(1_000_000)
     for size in (1, 2, 16, 17, 70_000, 300_000):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
