@@ -65,14 +65,15 @@ def compare_precision(
 
     `batch` is what `loss(model, batch)` gets, which returns a loss of one element. A loss module is
     called with `model(inputs)` and `target` of a pair `(inputs, target)`; None stands for the loss
-    that `model(**batch)`, `model(*batch)` or `model(batch)` returns, itself or as `.loss`.
-    `dtypes` are names (`fp8-e4m3-autocast` and `fp8-e5m2-autocast` exist besides the default) or
-    torch dtypes, each of which stands for its precisions with and without autocast. `reference` is
-    `fp32` or `fp64`. A precision passes if the mean absolute difference of the model's outputs is
-    below `tolerance` times their RMS, as for `recommend`, and nothing is NaN or Inf that is finite
-    in the reference. `loss_scale` is the factor of its loss in the backward pass. `search_trials`
-    bounds the runs, per precision that fails, that search what to keep in FP32; 0 searches nothing.
-    `progress` shows a bar on standard error; by default on terminals.
+    that `model(**batch)`, `model(*batch)` or `model(batch)` returns, itself or as `.loss`. Of a
+    DataLoader or an iterator it is the first. `dtypes` are names (`fp8-e4m3-autocast` and
+    `fp8-e5m2-autocast` exist besides the default) or torch dtypes, each of which stands for its
+    precisions with and without autocast. `reference` is `fp32` or `fp64`. A precision passes if the
+    mean absolute difference of the model's outputs is below `tolerance` times their RMS, as for
+    `recommend`, and nothing is NaN or Inf that is finite in the reference. `loss_scale` is the
+    factor of its loss in the backward pass. `search_trials` bounds the runs, per precision that
+    fails, that search what to keep in FP32; 0 searches nothing. `progress` shows a bar on standard
+    error; by default on terminals.
 
     The model itself is never run: its weights, gradients, buffers, mode, and all random number
     generators are as before, also after an exception. Both sides

@@ -418,7 +418,7 @@ def _evaluate(
 ) -> PlanEvaluation:
     model, batch, loss = _training_target(target)
     from mp_agent.plan.evaluation.api import measure_plan
-    from mp_agent.plan.execution.training import batches_of
+    from mp_agent.plan.execution.session import batches_of
     from mp_agent.plan.recommendation.api import recommend_plan
 
     batches = batches_of(batch, steps)

@@ -17,9 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from mp_agent.errors import CompareError
 from mp_agent.plan.execution.calls import Loss, in_plain_thread, loss_of, scalar
+from mp_agent.plan.execution.errors import as_real
 from mp_agent.plan.execution.lockstep import Randomness
 from mp_agent.plan.execution.precision import cast
-from mp_agent.plan.execution.session import copy_of, devices_of, uncompiled, unwrapped
+from mp_agent.plan.execution.session import copy_of, devices_of, first_batch, uncompiled, unwrapped
 from mp_agent.plan.gradient_report import GradientMismatch, GradientReport
 
 Progress = Callable[[str, str, int], None]
@@ -59,6 +60,7 @@ def check_gradients(
     if not isinstance(model, nn.Module):
         raise CompareError(f"model: {type(model).__name__} is not a torch.nn.Module")
     inner, notes = unwrapped(model)
+    batch = first_batch(batch)
     devices = devices_of(inner, batch)
     found: list[GradientReport] = []
     with torch.inference_mode(False), uncompiled():
@@ -103,11 +105,7 @@ class _Objective:
             with _WithoutSinglePrecision():  # for what is computed again
                 loss.backward()  # type: ignore[no-untyped-call]
         named = list(self.model.named_parameters())
-        found = {
-            name: one.grad.to_dense() if one.grad.is_sparse else one.grad
-            for name, one in named
-            if one.grad is not None
-        }
+        found = {name: as_real(one.grad) for name, one in named if one.grad is not None}
         self.model.zero_grad(set_to_none=True)
         return found
 
@@ -266,7 +264,7 @@ class _Check:
             ) from error
 
     def _point(self) -> _Point:
-        weights = {name: one.detach().clone() for name, one in self._parameters.items()}
+        weights = {name: as_real(one.detach()).clone() for name, one in self._parameters.items()}
         return _Point(
             weights=weights,
             sizes=_sizes(weights),
@@ -313,7 +311,7 @@ class _Check:
     def _set(self, weights: dict[str, Tensor]) -> None:
         parameters = self._parameters
         for name, value in weights.items():
-            parameters[name].data.copy_(value)
+            as_real(parameters[name].data).copy_(value)
 
     def _direction(self, point: _Point, names: Sequence[str]) -> dict[str, Tensor]:
         """Return random entries, of each parameter as large as its own."""

@@ -29,6 +29,7 @@ from mp_agent.plan.execution.session import (
     Measured,
     compare_side_by_side,
     devices_of,
+    first_batch,
     run_alone,
     unwrapped,
 )
@@ -72,6 +73,7 @@ def compare(
     candidates = candidates_of(dtypes)
     limits = _Limits(reference_of(reference), tolerance, search_trials, progress)
     inner, notes = unwrapped(model)
+    batch = first_batch(batch)
     task = Task(inner, batch, loss_of(loss), _device(inner, batch), float(loss_scale))
     # Tensors that are made in inference mode cannot be trained with.
     with torch.inference_mode(False):

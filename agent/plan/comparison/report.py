@@ -50,6 +50,8 @@ def keep_text(candidate: CandidateComparison) -> str:
         return ""
     if not keep.found:
         return f"No set of modules in FP32 was found with which it passes ({keep.trials} trials)."
+    if "" in keep.kept:
+        return "It passes with the whole model in FP32, and with nothing less that was tried."
     names = ", ".join(map(named, keep.kept))
     proof = (
         ""

@@ -17,7 +17,11 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), Enum, torch.dtype, 
 
 
 def tensors_of(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor in tuples, lists, mappings and dataclasses, with its path."""
+    """Yield every tensor in a value with its path.
+
+    In tuples, lists, mappings, dataclasses, and what maps its tensors itself, such as the graphs of
+    torch_geometric.
+    """
     if isinstance(value, Tensor):
         yield path, value
     else:
@@ -33,7 +37,12 @@ def _parts(value: Any) -> list[tuple[Any, Any]] | None:
         return list(enumerate(value))
     if is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name, None)) for field in fields(value)]
-    return None
+    return list(value.to_dict().items()) if _maps_itself(value) else None
+
+
+def _maps_itself(value: Any) -> bool:
+    methods = ("apply", "to", "to_dict")
+    return not isinstance(value, type) and all(callable(getattr(value, n, None)) for n in methods)
 
 
 def floating(value: Any) -> dict[str, Tensor]:
@@ -58,7 +67,13 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return made
     if is_dataclass(value) and not isinstance(value, type):
         return _mapped_fields(value, change)
-    return value
+    return copy(value).apply(change) if _maps_itself(value) else value
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """Return a tensor as dense real numbers: of complex ones both parts, in its own memory."""
+    dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
 
 
 def _mapped_fields(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -125,7 +140,8 @@ def relative_error(pairs: Sequence[Pair]) -> tuple[float, bool]:
 
 def _pieces(pairs: Sequence[Pair]) -> Iterator[Pair]:
     for reference, candidate in pairs:
-        one, other = reference.reshape(-1), candidate.reshape(-1).to(reference.device)
+        one = as_real(reference).reshape(-1)
+        other = as_real(candidate).reshape(-1).to(reference.device)
         for begin in range(0, one.numel(), _PIECE_ELEMENTS):
             end = begin + _PIECE_ELEMENTS
             yield one[begin:end], other[begin:end]

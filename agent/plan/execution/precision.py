@@ -273,10 +273,17 @@ class Precision:
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
     """Return a value with every tensor new: floating-point ones in a dtype, none in the graph."""
-    return mapped(
-        value,
-        lambda one: one.detach().to(dtype if one.is_floating_point() else one.dtype, copy=True),
-    )
+    return mapped(value, lambda one: one.detach().to(counterpart(one, dtype), copy=True))
+
+
+def counterpart(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a tensor where floating-point ones have `dtype`.
+
+    Complex numbers of 16 bits are hardly implemented: those have FP32's or FP64's parts.
+    """
+    if tensor.is_complex():
+        return torch.complex128 if dtype is torch.float64 else torch.complex64
+    return dtype if tensor.is_floating_point() else tensor.dtype
 
 
 def to_dtype(value: Any, dtype: torch.dtype) -> Any:

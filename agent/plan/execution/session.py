@@ -1,14 +1,16 @@
 """Runs the sides of a comparison on copies that share the model's weights."""
 
 import sys
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from mp_agent.errors import CompareError
 from mp_agent.plan.comparison.model import TensorError
@@ -22,7 +24,7 @@ from mp_agent.plan.execution.calls import (
 from mp_agent.plan.execution.errors import error_between, floating, tensors_of
 from mp_agent.plan.execution.lockstep import CANDIDATE, REFERENCE, Lockstep
 from mp_agent.plan.execution.observer import MeasuredCall, Observer
-from mp_agent.plan.execution.precision import Precision
+from mp_agent.plan.execution.precision import Precision, counterpart
 from mp_agent.plan.precision_plan import Candidate, NumberFormat
 
 DtypeOf = Callable[[str], "torch.dtype"]
@@ -69,6 +71,20 @@ def devices_of(model: nn.Module, batch: Any) -> list[torch.device]:
     return list(dict.fromkeys(one.device for one in tensors))
 
 
+def batches_of(batch: Any, steps: int) -> tuple[Any, ...]:
+    """Return the batches that a value stands for: of a loader the first ones, which may be none."""
+    if not isinstance(batch, DataLoader | Iterator):
+        return (batch,)
+    return tuple(islice(iter(batch), steps))
+
+
+def first_batch(batch: Any) -> Any:
+    """Return the batch, of a loader its first. Raises CompareError where there is none."""
+    if not (batches := batches_of(batch, 1)):
+        raise CompareError(f"batch: the {type(batch).__name__} is empty")
+    return batches[0]
+
+
 def copy_of(model: nn.Module, dtype_of: DtypeOf) -> nn.Module:
     """Return a copy with its own gradients, buffers, hooks and mode; weights share storage.
 
@@ -102,13 +118,14 @@ def copy_of(model: nn.Module, dtype_of: DtypeOf) -> nn.Module:
 
 
 def _dtypes(model: nn.Module, dtype_of: DtypeOf) -> dict[int, torch.dtype]:
-    """Return the dtype of each floating-point parameter and buffer, by identity."""
+    """Return the dtype of each floating-point or complex parameter and buffer, by identity."""
     found: dict[int, torch.dtype] = {}
     for name, module in model.named_modules():
         wanted = dtype_of(name)
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            if tensor.is_floating_point():
-                found[id(tensor)] = torch.promote_types(wanted, found.get(id(tensor), wanted))
+            if tensor.is_floating_point() or tensor.is_complex():
+                own = counterpart(tensor, wanted)
+                found[id(tensor)] = torch.promote_types(own, found.get(id(tensor), own))
     return found
 
 

@@ -1,21 +1,25 @@
 """A training step for a trial, and the step as a plan has it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from mp_agent.errors import AdviceError
 from mp_agent.plan.execution.calls import Loss, fp32_products, in_plain_thread, loss_of, scalar
 from mp_agent.plan.execution.errors import tensors_of
 from mp_agent.plan.execution.precision import LOSS, cast, to_dtype
-from mp_agent.plan.execution.session import copy_of, devices_of, uncompiled, unwrapped
+from mp_agent.plan.execution.session import (
+    batches_of,
+    copy_of,
+    devices_of,
+    uncompiled,
+    unwrapped,
+)
 from mp_agent.plan.precision_plan import AUTOCAST, PrecisionPlan
 
 
@@ -46,21 +50,23 @@ def workload_of(model: Any, batch: Any, loss: Any, steps: int) -> Workload:
     inner, notes = unwrapped(model)
     if not any(parameter.requires_grad for parameter in inner.parameters()):
         raise AdviceError(f"model: {type(inner).__name__} has no parameter that is trained")
-    batches = batches_of(batch, steps)
+    if not (batches := batches_of(batch, steps)):
+        raise AdviceError(f"batch: the {type(batch).__name__} is empty")
     devices = devices_of(inner, batches)
     if len(devices) > 1:
         raise AdviceError(f"model: is on several devices: {', '.join(map(str, devices))}")
+    if any(map(_has_sparse_gradients, inner.modules())):
+        notes = (*notes, "sparse gradients were made dense: AdamW takes no others")
     return Workload(inner, batches, loss_of(loss), devices[0], notes)
 
 
-def batches_of(batch: Any, steps: int) -> tuple[Any, ...]:
-    """Return the batches that a value stands for. Raises AdviceError for no batch."""
-    if not isinstance(batch, DataLoader | Iterator):
-        return (batch,)
-    batches = tuple(islice(iter(batch), steps))
-    if not batches:
-        raise AdviceError(f"batch: the {type(batch).__name__} is empty")
-    return batches
+def _has_sparse_gradients(module: nn.Module) -> bool:
+    return getattr(module, "sparse", False) is True
+
+
+def _make_gradient_dense(parameter: Tensor) -> None:
+    if parameter.grad is not None:
+        parameter.grad = parameter.grad.to_dense()
 
 
 def trainable_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -122,6 +128,10 @@ class PlannedTraining:
         self._loss = workload.loss
         self._device = workload.device
         self._keep()
+        for module in filter(_has_sparse_gradients, self.model.modules()):
+            for parameter in module.parameters(recurse=False):
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(_make_gradient_dense)  # type: ignore[no-untyped-call]
         self.optimizer = torch.optim.AdamW(
             trained_parameters(self.model),
             lr=learning_rate,

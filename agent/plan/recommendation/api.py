@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mp_agent.errors import AdviceError
 from mp_agent.plan.comparison.api import Progress
@@ -257,10 +257,15 @@ def _gradient_facts(gradients: MeasuredGradients, loss_scale: float | None) -> G
     )
 
 
+def _real_numbers(tensor: Tensor) -> int:
+    return tensor.numel() * (1 + tensor.is_complex())
+
+
 def _memory(workload: Workload, plan: PrecisionPlan) -> TrainingMemory:
     saved = measure_saved(workload, plan)
-    trained = sum(one.numel() for one in workload.model.parameters() if one.requires_grad)
-    total = sum(one.numel() for one in workload.model.parameters())
+    parameters = list(workload.model.parameters())
+    trained = sum(_real_numbers(one) for one in parameters if one.requires_grad)
+    total = sum(map(_real_numbers, parameters))
     return training_memory(
         plan.precision, trained, total - trained, saved.cast_elements, saved.activations_bytes
     )

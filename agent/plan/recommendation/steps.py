@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mp_agent.errors import AdviceError
-from mp_agent.plan.execution.errors import floating
+from mp_agent.plan.execution.errors import as_real, floating
 from mp_agent.plan.execution.training import (
     PlannedTraining,
     Workload,
@@ -103,7 +103,7 @@ class GradientMeasurement:
         if not loss.requires_grad:
             raise AdviceError("loss: depends on no parameter that is trained")
         loss.backward()  # type: ignore[no-untyped-call]
-        before = [one.detach().clone() for one in self._trained]
+        before = [as_real(one.detach()).clone() for one in self._trained]
         self._count(step)
         training.optimizer.step()
         training.optimizer.zero_grad(set_to_none=True)
@@ -117,7 +117,7 @@ class GradientMeasurement:
             counted = count_exponents(parameter.grad)
             self._require(counted.nonfinite == 0, step, "a gradient is NaN or Inf")
             self._parameters = self._parameters.plus(counted)
-            squares.append(float(parameter.grad.detach().double().square().sum()))
+            squares.append(float(as_real(parameter.grad.detach()).double().square().sum()))
         self._norms.append(sqrt(fsum(squares)))
 
     def _require(self, finite: bool, step: int, problem: str) -> None:
@@ -129,7 +129,7 @@ class GradientMeasurement:
     def _compare_updates(self, before: list[Tensor]) -> None:
         """Count the updates that would leave a weight in BF16 as it was."""
         for old, parameter in zip(before, self._trained, strict=True):
-            update = parameter.detach() - old
+            update = as_real(parameter.detach()) - old
             low = old.bfloat16()
             moved = update != 0
             stale = moved & ((low.float() + update).bfloat16() == low)

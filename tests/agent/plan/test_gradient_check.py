@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -273,7 +273,27 @@ def absolute_loss() -> Made:
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.LeakyReLU()), torch.randn(ROWS, FEATURES), loss
 
 
+class Spectral(nn.Module):
+    """A layer as in Fourier neural operators. real_only: its gradient lacks the imaginary part."""
+
+    def __init__(self, *, real_only: bool = False) -> None:
+        super().__init__()
+        self.real_only = real_only
+        self.weight = nn.Parameter(torch.randn(FEATURES // 2 + 1, dtype=torch.complex64))
+
+    def forward(self, x):
+        weight: Tensor = self.weight
+        if self.real_only:
+            weight = torch.complex(weight.real, weight.imag.detach())
+        return torch.fft.irfft(torch.fft.rfft(x) * weight, n=FEATURES)
+
+
+def complex_weights() -> Made:
+    return classified(nn.Sequential(Spectral(), nn.Linear(FEATURES, CLASSES)))
+
+
 HEALTHY = (
+    complex_weights,
     attention,
     convolution,
     gated_recurrent,
@@ -406,3 +426,9 @@ def test_the_command_prints_exits_and_refuses(tmp_path):
     assert "1.up" in [one["module"] for one in document["mismatches"]]
     assert run(f"{script}:right", "--gradients", "--dtype", "bf16").exit_code == 2
     assert run(str(script), "--gradients").exit_code == 2
+
+
+def test_an_imaginary_part_without_a_gradient_is_found():
+    broken = nn.Sequential(Spectral(real_only=True), nn.Linear(FEATURES, CLASSES))
+    (found,) = check_gradients(*classified(broken)).mismatches
+    assert found.module == "0"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 from mp_agent.errors import CompareError
 from mp_agent.plan.comparison.api import compare
@@ -214,3 +215,22 @@ def test_an_empty_batch_and_one_element():
     assert found.output.elements == 0 and found.failure == ""
     (found,) = compared(nn.Linear(1, 1), batch=torch.ones(1, 1))
     assert found.output.elements == 1
+
+
+def test_sparse_gradients_are_compared_as_dense_ones():
+    table = nn.EmbeddingBag(16, 8)
+    model = nn.Sequential(table, nn.Linear(8, 2))
+    dense, sparse = (
+        compared(model, batch=torch.arange(12).view(4, 3))[0] for table.sparse in (False, True)
+    )
+    assert sparse.verdict == dense.verdict
+    assert sparse.parameters == dense.parameters
+
+
+def test_of_a_loader_the_first_batch_is_compared():
+    model = nn.Linear(8, 8)
+    loader: DataLoader[Any] = DataLoader(list(X), batch_size=2)  # type: ignore[arg-type]
+    assert compared(model, batch=loader) == compared(model, batch=X[:2])
+    loader = DataLoader(list(X[:0]))  # type: ignore[arg-type]
+    with pytest.raises(CompareError, match="batch: the DataLoader is empty"):
+        compared(model, batch=loader)

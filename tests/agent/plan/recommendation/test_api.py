@@ -107,6 +107,22 @@ def test_an_iterator_and_a_loader_give_a_batch_per_step():
     assert len(set(losses)) == 4
 
 
+def test_sparse_gradients_and_complex_weights_are_measured_as_what_they_hold():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(32, 8, sparse=True)
+            self.phase = nn.Parameter(torch.randn(8, dtype=torch.complex64))
+
+        def forward(self, x):
+            return (self.table(x) * self.phase).abs().square().mean()
+
+    found = recommend(Model(), torch.arange(16), None, steps=2)
+    assert "sparse gradients were made dense: AdamW takes no others" in found.notes
+    memory = found.memory_fp32
+    assert memory.weights_bytes == 4 * (32 * 8 + 2 * 8)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
