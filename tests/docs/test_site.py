@@ -18,6 +18,8 @@ from tests.docs.pages import PAGES, ROOT
 from tools.docs_site.__main__ import list_versions
 from tools.docs_site.pages import toctrees
 
+pytestmark = pytest.mark.long
+
 RELEASE = "1.2.3"
 
 

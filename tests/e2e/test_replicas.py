@@ -20,7 +20,7 @@ from tests.e2e.replicas_job import (
 )
 from tests.frameworks.torchrun import WORLD, torchrun
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

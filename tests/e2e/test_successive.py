@@ -11,7 +11,7 @@ from tests.e2e.successive_job import FOLDS, ROUNDS, STEPS
 from tests.waiting import wait_until
 from tools.jobs import torchrun_job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 JOB = str(Path(__file__).parent / "successive_job.py")
 

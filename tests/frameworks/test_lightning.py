@@ -11,7 +11,7 @@ from tests.frameworks.torchrun import WORLD, torchrun
 
 STEPS, ACCUMULATED = 4, 3
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

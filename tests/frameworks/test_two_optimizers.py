@@ -11,7 +11,7 @@ from tests.frameworks.torchrun import WORLD, torchrun
 
 STEPS, POISONED_STEP, LIMIT = 6, 5, 0.05
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.long]
 
 SEEN_AS_TWO = ["transformers_without_hooks", "accelerate", "lightning", "lightning_clipped_apart"]
 WAYS = ["transformers", *SEEN_AS_TWO]

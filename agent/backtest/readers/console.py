@@ -12,7 +12,7 @@ from mp_agent.backtest.log.columns import NUMBERS, QUANTITIES, STEP, Row, plain
 from mp_agent.backtest.log.rows import EPOCH, EPOCH_STEPS
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
 from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows
-from mp_agent.backtest.readers.text import NUMBER, lines_of, stamp
+from mp_agent.backtest.readers.text import NOTEBOOK, NUMBER, lines_of, stamp
 from mp_agent.errors import NothingToJudge
 
 _Line = tuple[int, str]
@@ -78,7 +78,7 @@ _RANK = re.compile(r"^\s*\[(?:rank|default)?(\d+)\]:|\((\d+)/\d+\) Epoch ")
 _LINES_LOOKED_AT = 5_000
 _MARKS_MIN = 3
 """Lines of steps that make a text a log, where it was not named."""
-_TEXT_SUFFIXES = ("", ".log", ".txt", ".out", ".err")
+_TEXT_SUFFIXES = ("", ".log", ".txt", ".out", ".err", NOTEBOOK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,11 +270,11 @@ def _joined(lines: Iterable[_Line]) -> Iterator[_Line]:
 
 
 def _cells_of_row(line: str) -> Sequence[str]:
-    """Return the cells of a row of a table, between bars or tabulators; none of another line."""
+    """Return the cells of a row of a table, between bars, tabulators or several spaces."""
     bare = line.strip()
     if bare[:1] == "|" and bare[-1:] == "|":
         return [cell.strip() for cell in bare[1:-1].split("|")]
-    return [cell.strip() for cell in line.split("\t")] if "\t" in bare else ()
+    return [cell.strip() for cell in re.split(r"\t| {2,}+", line if "\t" in bare else bare)]
 
 
 def _names_columns(cells: Sequence[str]) -> bool:

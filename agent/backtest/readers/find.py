@@ -133,7 +133,7 @@ def _below(directory: Path) -> Iterator[Path]:
                 yield path
             elif path.is_dir() and not path.is_symlink():
                 waiting += _entries(path)
-        except OSError:
+        except (OSError, SourceError):  # the latter: a notebook that is none
             continue
 
 

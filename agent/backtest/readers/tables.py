@@ -116,8 +116,8 @@ def _recognises_json_lines(path: Path, head: bytes) -> bool:
     first, _, rest = head.lstrip().partition(b"\n")
     # Python's own notation, with single quotes, is the console of a trainer.
     is_object = _OBJECT.match(first) is not None and first.strip()[-1:] == b"}"
-    # A `.json` file with a single object is a table.
-    return is_object and (path.suffix != ".json" or rest.lstrip()[:1] == b"{")
+    # A `.json` file with a single object is a table, and a notebook is one object too.
+    return is_object and (path.suffix not in (".json", ".ipynb") or rest.lstrip()[:1] == b"{")
 
 
 def _read_json_lines(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:

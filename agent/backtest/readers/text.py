@@ -2,9 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from html import unescape
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
 from mp_agent.backtest.readers.format import ROWS_MAX, LogFormat, bounded_rows, log_of_rows
 from mp_agent.backtest.readers.tables import SUMMARY, step_seconds_of
 from mp_agent.errors import LogError, NothingToJudge, SourceError
-from mp_agent.inputs.files import parse_json, read_lines
+from mp_agent.inputs.files import parse_json, read_lines, read_text
 
 LINE_CHARACTERS_MAX = 20_000
 """A longer line holds no step of a trainer; a progress bar may."""
@@ -25,15 +26,54 @@ _STATES_CHARACTERS_MAX = 1 << 24
 _DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 NUMBER = rf"[-+]?(?:{_DECIMAL}|nan|NaN|NAN|inf|Inf|INF|Infinity)"
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
+_CELL_TAG = re.compile(r"<t[hd]\b[^<>]*>")
+_TAG = re.compile(r"<[^<>]*>")
+NOTEBOOK = ".ipynb"
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line; of a progress bar, each state. Raises OSError."""
-    for number, line in read_lines(path, _STATES_CHARACTERS_MAX):
+    """Yield number and text of each line; of a progress bar, each state; of a notebook, its output.
+
+    Raises OSError, and SourceError for a notebook that is none.
+    """
+    lines = (
+        enumerate(_notebook_output(path), start=1)
+        if path.suffix == NOTEBOOK
+        else read_lines(path, _STATES_CHARACTERS_MAX)
+    )
+    for number, line in lines:
         for part in line.split("\r"):
             if part and len(part) <= LINE_CHARACTERS_MAX:
                 yield number, _ESCAPES.sub("", part)
+
+
+def _notebook_output(path: Path) -> Iterator[str]:
+    """Yield the lines that the cells of a notebook have printed, rows of tables between bars."""
+    content = parse_json(read_text(path))
+    cells = content.get("cells") if isinstance(content, dict) else None
+    if not isinstance(cells, list):
+        raise SourceError("holds no list of cells, as a notebook does")
+    for cell in cells:
+        outputs = cell.get("outputs") if isinstance(cell, dict) else None
+        for output in outputs if isinstance(outputs, list) else ():
+            if isinstance(output, dict):
+                yield from _shown(output)
+
+
+def _shown(output: Mapping[str, Any]) -> Iterator[str]:
+    data = output.get("data")
+    shown = data if isinstance(data, dict) else {"text/plain": output.get("text")}
+    page, plain = (
+        "".join(map(str, text)) if isinstance(text, list) else str(text or "")
+        for text in (shown.get("text/html"), shown.get("text/plain"))
+    )
+    rows = page.split("<tr")[1:]
+    for row in rows:
+        cells = [unescape(_TAG.sub("", cell)).strip() for cell in _CELL_TAG.split(row)[1:]]
+        yield f"| {' | '.join(cells)} |"
+    if not rows:
+        yield from plain.split("\n")
 
 
 def stamp(line: str) -> float | None:

@@ -10,6 +10,8 @@ import pytest
 from mp_agent.lint.rules import BY_CODE
 from mp_agent.plan.checklist import PointVerdict, go_through
 
+pytestmark = pytest.mark.long
+
 HEALTHY = """
 import sys
 

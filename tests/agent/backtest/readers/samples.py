@@ -8,6 +8,7 @@ from contextlib import closing
 from math import isnan
 from pathlib import Path
 from shutil import copy
+from typing import Any
 
 from tests.agent.backtest.data.make import rows as made_rows
 
@@ -184,6 +185,47 @@ def console(directory: Path) -> Path:
     return path
 
 
+def notebook_of_lines(directory: Path) -> Path:
+    log = console(directory)
+    printed = log.read_text().splitlines(keepends=True)
+    log.unlink()
+    return notebook(directory, {"output_type": "stream", "name": "stdout", "text": printed})
+
+
+def notebook_of_tables(directory: Path) -> Path:
+    names = ("Step", "Training Loss", "Grad Norm", "Learning Rate")
+    cells = [[f"<th>{name}</th>" for name in names]]
+    cells += [[f"<td>{value}</td>" for value in values_of(row)] for row in ROWS]
+    page = "".join(f'<tr style="text-align: left;">{"".join(row)}</tr>' for row in cells)
+    shown = {"text/html": [f"<table border=1>{page}</table>"], "text/plain": ["<HTML object>"]}
+    return notebook(directory, {"output_type": "display_data", "data": shown})
+
+
+def notebook(directory: Path, output: Mapping[str, Any]) -> Path:
+    path = directory / "training.ipynb"
+    cells = [
+        {"cell_type": "markdown", "source": ["step 1, loss 7.0\n"]},
+        {"cell_type": "code", "source": ["train()"], "outputs": [output]},
+    ]
+    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4}))
+    return path
+
+
+def values_of(row: Mapping[str, Any]) -> list[Any]:
+    return [row[name] for name in ("global_step", "loss", "grad_norm", "learning_rate")]
+
+
+def between_spaces(directory: Path) -> Path:
+    path = directory / "table.txt"
+    lines = ["step      loss                  grad_norm             learning_rate  time   "]
+    lines += [
+        f"{step:<10}{loss:<22}{norm:<22}{rate:<15}00:12  "
+        for step, loss, norm, rate in map(values_of, ROWS)
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
 FORMATS: Mapping[str, Write] = {
     "transformers": transformers,
     "csv": csv_table,
@@ -199,6 +241,9 @@ FORMATS: Mapping[str, Write] = {
     "transformers-console": transformers_console,
     "epochs": epochs,
     "console": console,
+    "console notebook": notebook_of_lines,
+    "console notebook table": notebook_of_tables,
+    "console spaces": between_spaces,
 }
 
 

@@ -188,3 +188,12 @@ def test_megatron_without_colons_is_read_as_well(tmp_path: Path):
     assert [(p.step, p.loss, p.loss_scale, p.learning_rate) for p in log.points] == [
         (step, 2.5, 65536.0, 1e-4) for step in (10, 20)
     ]
+
+
+def test_a_notebook_that_is_none_is_refused_and_passed_in_a_directory(tmp_path: Path):
+    for content, message in (('{"cells": 3}', "holds no list of cells"), ("{", "is no JSON")):
+        (tmp_path / "other.ipynb").write_text(content)
+        with pytest.raises(LogError, match=message):
+            read(tmp_path / "other.ipynb")
+    csv_table(tmp_path)
+    assert [Path(one.address).name for one in expand([str(tmp_path)])] == ["metrics.csv"]

@@ -14,7 +14,7 @@ import pytest
 from mp_agent.ring import locations
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 _WATCHED = """
 import sys, torch, mp_agent

@@ -28,7 +28,7 @@ COLUMNS = {"step": "mp_agent/step", "loss": LOSS, "grad_norm": NORM}
 
 Track = Callable[[str], dict[str, float]]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from tests.agent.node.agent_process import StartAgent, get, wait_for_status
 from tests.agent.node.conftest import StartRank
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 KILLS = 10
 STEPS = 4
 

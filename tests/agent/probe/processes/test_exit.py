@@ -19,6 +19,8 @@ from mp_agent.ring import locations
 from mp_agent.ring.reader import RingReader
 from mp_agent.ring.writer import RingWriter
 
+pytestmark = pytest.mark.long
+
 _SETTINGS = "node_agent='none', run='exit-test'"
 
 

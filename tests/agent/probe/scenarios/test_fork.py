@@ -14,6 +14,8 @@ from mp_agent.ring import locations
 from mp_agent.ring.reader import RingReader
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 _BEGINNING = """
 import os, sys, time, torch, mp_agent
 

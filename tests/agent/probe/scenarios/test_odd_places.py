@@ -10,6 +10,8 @@ import pytest
 import mp_agent
 from mp_agent.errors import SettingError
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[4]
 
 

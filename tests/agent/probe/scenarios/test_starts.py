@@ -10,6 +10,8 @@ import pytest
 from mp_agent.ring import locations
 from tests.agent.probe.rings import read_ring
 
+pytestmark = pytest.mark.long
+
 _STEPS = 3
 _TRAINING = f"""
 import os, sys, torch, mp_agent

@@ -16,7 +16,7 @@ from mp_agent.settings import Settings
 from tests.agent.node.shown import shown
 from tests.agent.probe.fully_shard import strategies
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 RANKS = 2
 ROOT = Path(__file__).parents[4]

@@ -27,6 +27,8 @@ from tests.agent.records.samples import make_event
 from tests.agent.ring.test_conditions_file import news_of
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 _NOTHING = ["json.tool", "--help"]
 
 
