@@ -11,8 +11,9 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 INSTALLED := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
-# Many tests wait for other processes: one worker more than there are cores.
+# Many tests wait for other processes: one worker more than there are cores, of the long ones two.
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
+LONG_WORKERS ?= $(shell echo $$(($(WORKERS) + 1)))
 REAL_PATHS := sed -E 's,^\.editable/mp_agent/(exporters|alerting)/,\1/,; s,^\.editable/mp_agent/,agent/,'
 
 # A build of torch for CUDA requires the release of triton that it was built with.
@@ -50,19 +51,20 @@ $(FRAMEWORKS): $(INSTALLED)
 demo: $(INSTALLED) ## Train a small transformer, let it go wrong, watch the alerts arrive
 	@$(BIN)/python -m examples.demo
 
-PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+LOADED = --dist loadfile --no-loadscope-reorder
+PARALLEL = --numprocesses $(WORKERS) $(LOADED)
 # Every worker imports all files that it is given, which takes half a minute of all of them.
 MARKED = $(shell grep -rlE --include='test_*.py' '$(1)' tests)
 ALONE = $(call MARKED,mark\.alone)
 
-# On two cores these take at most 25 minutes.
+# On two cores these take at most 15 minutes.
 test: $(INSTALLED) $(FRAMEWORKS) servers ## Run all tests but the long ones
-	$(BIN)/python -m pytest -m 'not long and not alone' $(PARALLEL) \
+	$(BIN)/python -m pytest -m 'not long' $(PARALLEL) \
 		$(addprefix --ignore=,$(call MARKED,^pytestmark.*mark\.(long|alone)))
-	$(BIN)/python -m pytest -m 'not long and alone' $(ALONE)
 
 test-long: $(INSTALLED) $(FRAMEWORKS) servers ## Run the long tests: hosts, launchers, simulated and published runs
-	$(BIN)/python -m pytest -m 'long and not alone' $(PARALLEL) $(call MARKED,mark\.long)
+	$(BIN)/python -m pytest -m 'long and not alone' --numprocesses $(LONG_WORKERS) $(LOADED) \
+		$(call MARKED,mark\.long)
 	$(BIN)/python -m pytest -m 'long and alone' $(ALONE)
 
 # On two cores these take at most three minutes: for every edit.

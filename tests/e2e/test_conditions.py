@@ -10,7 +10,7 @@ from tests.agent.node.agent_process import scrape
 from tests.waiting import wait_until
 from tools.jobs import torchrun_job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 JOB = Path(__file__).parent / "conditions_job.py"
 EXPLOSION = "MpAgentGradientExplosion"

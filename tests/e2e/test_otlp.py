@@ -20,7 +20,7 @@ from tools.jobs import torchrun_job
 from tools.servers.running import Prometheus, prometheus, read_json
 from tools.servers.victoria import VictoriaMetrics, victoria_metrics, vmalert
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 SCENARIOS = [
     replace(BY_NAME["non-finite-update"], arguments=("non-finite-on-request",)),

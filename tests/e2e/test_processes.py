@@ -24,7 +24,7 @@ from tests.e2e.forking_job import STEPS_PER_EPOCH
 from tests.waiting import wait_until
 from tools.jobs import Job, is_node_agent, torchrun_job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 FORKING_JOB = str(Path(__file__).parent / "forking_job.py")
 

@@ -8,7 +8,7 @@ from tests.agent.node.agent_process import get, scrape
 from tests.waiting import wait_until
 from tools.jobs import torchrun_job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 JOB = Path(__file__).parent / "script_job.py"
 LINT = "MpAgentPrecisionLint"

@@ -21,7 +21,7 @@ from tests.e2e.counting import (
 from tests.e2e.counting_job import STEPS
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.alone, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 from tools.jobs import is_node_agent
 from tools.servers.running import free_port, stop
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 RUN = "two-nodes"
 

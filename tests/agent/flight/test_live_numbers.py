@@ -7,7 +7,7 @@ from mp_agent.node.run.run import Run
 from mp_agent.records.merged import MergedStep
 from mp_agent.settings import Settings
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.mark.parametrize("kind", ["clean", "nan-on-one-rank", "nan-in-backward", "overflow-storm"])

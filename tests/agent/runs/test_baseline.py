@@ -30,7 +30,7 @@ from tests.agent.node.accounting.test_without_gradient import table as layers_of
 from tests.agent.node.builders import merged_step
 from tests.agent.runs.trainings import MISTAKES, STEPS, Training, train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 WHOLE = Settings(flight_steps=2 * STEPS)
 CONDITION = "MpAgentUnlikeBaseline"

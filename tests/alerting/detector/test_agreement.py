@@ -14,6 +14,8 @@ from tests.alerting.examples.example import Example
 from tests.alerting.promtool import ALL_EXAMPLES
 from tests.every import for_every
 
+pytestmark = pytest.mark.long
+
 CASES = {
     f"{condition.name if condition else 'routine'}-{index}": (condition, example)
     for condition, examples in ALL_EXAMPLES
