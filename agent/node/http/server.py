@@ -140,7 +140,12 @@ class MetricsServer:
         app.router.add_routes(self._routes)
         app.on_response_prepare.append(_without_versions)
         self._runner = web.AppRunner(
-            app, access_log=None, logger=_http_log, shutdown_timeout=_SHUTDOWN_SECONDS
+            app,
+            access_log=None,
+            logger=_http_log,
+            shutdown_timeout=_SHUTDOWN_SECONDS,
+            # The library would unpack any body in the event loop, without a limit.
+            auto_decompress=False,
         )
         await self._runner.setup()
         assert self._runner.server is not None

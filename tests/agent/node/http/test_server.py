@@ -123,6 +123,19 @@ def test_requests_that_are_no_http_are_not_worth_a_line(caplog: pytest.LogCaptur
     assert caplog.records == []
 
 
+def test_a_body_that_no_route_reads_is_not_unpacked(caplog: pytest.LogCaptureFixture) -> None:
+    async def post(url: str) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        head = "GET /metrics HTTP/1.1", "Host: x", "Connection: close", "Content-Encoding: gzip"
+        writer.write("\r\n".join((*head, "Content-Length: 3", "", "abc")).encode())
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+        writer.close()
+
+    # The library would raise when it unpacks what is not packed.
+    served(post)
+    assert caplog.records == []
+
+
 def test_a_crowd_of_one_address_does_not_displace_the_connection_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
