@@ -21,6 +21,7 @@ class SourceText:
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self._found: dict[re.Pattern[str], list[tuple[int, re.Match[str]]]] = {}
 
     @cached_property
     def lines(self) -> list[str]:
@@ -42,6 +43,13 @@ class SourceText:
     def matches(self, pattern: re.Pattern[str], first: int, last: int) -> bool:
         """Return whether a pattern occurs in a range of lines, both included."""
         return pattern.search("".join(self.lines[first - 1 : last])) is not None
+
+    def find(self, pattern: re.Pattern[str]) -> list[tuple[int, re.Match[str]]]:
+        """Return number and first match of every line with a pattern; searched only once."""
+        if pattern not in self._found:
+            matches = ((number, pattern.search(line)) for number, line in enumerate(self.lines, 1))
+            self._found[pattern] = [(number, match) for number, match in matches if match]
+        return self._found[pattern]
 
     def identifiers(self) -> Iterable[str]:
         """Return every word outside comments that could be a name, in lower case."""

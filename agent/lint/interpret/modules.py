@@ -118,6 +118,13 @@ class ModuleInfo:
     by_node: dict[ast.AST, FunctionInfo | ClassInfo] = field(default_factory=dict)
 
     _called_names: dict[FunctionInfo, set[str]] = field(default_factory=dict)
+    _mentions: dict[frozenset[str], bool] = field(default_factory=dict)
+
+    def mentions(self, words: frozenset[str]) -> bool:
+        """Return whether a name contains one of these words; all names are searched only once."""
+        if words not in self._mentions:
+            self._mentions[words] = any(word in name for name in self.identifiers for word in words)
+        return self._mentions[words]
 
     def called_names(self, function: FunctionInfo) -> set[str]:
         """Return the last names of what a function calls below its first line."""

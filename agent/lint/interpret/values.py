@@ -223,6 +223,4 @@ class Trace:
 
     def mentions(self, words: frozenset[str]) -> bool:
         """Return whether a module of the trace uses a name that contains one of these words."""
-        return any(
-            word in name for module in self.modules for name in module.identifiers for word in words
-        )
+        return any(module.mentions(words) for module in self.modules)

@@ -45,16 +45,20 @@ def _find_bypassed_wrapper(trace: Trace) -> Iterator[Problem]:
 def _reduces_by_itself(trace: Trace) -> bool:
     """Return whether code may reduce gradients or weights, and not only losses and counts."""
     for module in trace.modules:
+        reducing = [
+            number
+            for number, match in module.source.find(_REDUCES)
+            if match[1] not in module.functions_by_name
+        ]
+        if not reducing:
+            continue
         around = [(one.node.lineno, one.node.end_lineno or 0) for one in module.functions]
         training = [
             (loop.place.node.lineno, loop.place.node.end_lineno or 0)
             for loop in _outer_loops(trace)
             if loop.place.module is module
         ]
-        for number, line in enumerate(module.source.lines, 1):
-            reduces = _REDUCES.search(line)
-            if reduces is None or reduces[1] in module.functions_by_name:
-                continue
+        for number in reducing:
             first, last = max(
                 (one for one in around if one[0] <= number <= one[1]), default=(number, number)
             )
@@ -186,9 +190,7 @@ def _loader_of(over: Value) -> Value | None:
 
 
 def _without_epoch(trace: Trace) -> Iterator[Problem]:
-    if any("set_epoch" in module.source.text for module in trace.modules):
-        return
-    if trace.mentions(_SHARDS_BY_ITSELF):
+    if trace.mentions(_SHARDS_BY_ITSELF | {"set_epoch"}):
         return
     samplers = [one for one in trace.operations if _SAMPLER.match(one.target) and _shuffles(one)]
     for loop in _training_loops(trace):

@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -262,3 +263,33 @@ def test_an_internal_error_is_in_every_report_and_exits_with_3(
     if output == "sarif":
         (invocation,) = json.loads(result.stdout)["runs"][0]["invocations"]
         assert invocation["executionSuccessful"] is False
+
+
+STEP = """
+def step_NUMBER(model_NUMBER, batch, optimizer):
+    out = model_NUMBER(batch["x_NUMBER"])
+    loss = torch.nn.functional.cross_entropy(out, batch["y"])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_the_work_grows_with_the_length_of_a_file_and_not_with_its_square(tmp_path: Path) -> None:
+    calls: dict[int, int] = {}
+    for functions in (50, 200):
+        directory = tmp_path / f"{functions}"
+        directory.mkdir()
+        steps = (STEP.replace("NUMBER", str(number)) for number in range(functions))
+        (directory / "a.py").write_text("import torch\n" + "".join(steps))
+        calls[functions] = 0
+
+        def count(*_: object, functions: int = functions) -> None:
+            calls[functions] += 1
+
+        sys.setprofile(count)
+        try:
+            check_paths(directory)
+        finally:
+            sys.setprofile(None)
+    assert calls[200] < 5 * calls[50]
