@@ -163,13 +163,12 @@ RETRY_SECONDS = 10.0
 _TRANSIENT_ERRORS = frozenset(
     (
         errno.EAGAIN,
-        errno.EDQUOT,
+        *SHORTAGES,
         errno.EINTR,
         errno.EMFILE,
         errno.ENFILE,
         errno.ENOLCK,
         errno.ENOMEM,
-        errno.ENOSPC,
     )
 )
 """Shortages of the machine that may be over a moment later."""
@@ -227,7 +226,7 @@ class RankRingFactory:
             if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRORS:
                 if not self._next_try_seconds:
                     full = error.errno in SHORTAGES
-                    why = no_room(run_dir, HEAD_BYTES) if full else error
+                    why = no_room(run_dir, HEAD_BYTES, error.errno) if full else error
                     log.warning("no ring can be made yet, training goes on meanwhile: %s", why)
                 self._next_try_seconds = now_seconds + RETRY_SECONDS
                 raise ConnectLater from error

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import resource
 import stat
 import struct
 from collections.abc import Iterator
@@ -19,8 +20,8 @@ _CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a planted FIFO would hang.
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
-SHORTAGES = frozenset((errno.ENOSPC, errno.EDQUOT))
-"""Errors of a file system that has no room left."""
+SHORTAGES = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""Errors where no room is left, or allowed."""
 _MEBIBYTE = 1 << 20
 ROOM_BYTES = 16 * _MEBIBYTE
 """Room that a rank should find free: its ring, and more for other optimizers and layers."""
@@ -213,8 +214,15 @@ def _is_at(path: Path, fd: int) -> bool:
         return False
 
 
-def no_room(path: Path, needed_bytes: int) -> str:
-    """Return which file system lacks room for a ring of this rank, and what size to ask for."""
+def no_room(path: Path, needed_bytes: int, shortage: int = errno.ENOSPC) -> str:
+    """Return which file system lacks room for a ring of this rank, and what size to ask for.
+
+    shortage: one of `SHORTAGES`; EFBIG: the process may not make a file so large.
+    """
+    if shortage == errno.EFBIG:
+        limit_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        limit, needed = _size(limit_bytes), _size(needed_bytes)
+        return f"a file may grow to {limit} (ulimit -f), and a ring needs {needed} more"
     place = path
     while not place.exists() or not os.path.ismount(place):
         place = place.parent

@@ -212,7 +212,7 @@ class RingWriter:
             region = self._regions.allocate(header.size_bytes)
         except OSError as error:
             if error.errno in SHORTAGES:
-                error.strerror = no_room(self.path, header.size_bytes)
+                error.strerror = no_room(self.path, header.size_bytes, error.errno)
             raise
         start = encode_body_header(header, encoded)
         region.memory[: len(start)] = start

@@ -109,7 +109,7 @@ def test_a_limit_on_file_sizes_gives_an_error(tmp_path: Path) -> None:
     def rank() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
         writer = RingWriter.create(tmp_path / "rank0.ring", identity())
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match=r"may grow to 8 KiB \(ulimit -f\), and a ring needs"):
             writer.write_schema(schema())
 
     assert exit_code_of(rank) == 0

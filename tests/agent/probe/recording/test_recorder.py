@@ -1,11 +1,13 @@
 """What of a step gets into the ring: layers, and steps that do not end."""
 
+import resource
 from math import isnan, nan
 
 import pytest
 import torch
 from torch import nn
 
+from mp_agent.probe.recording import ring_schema
 from mp_agent.records.columns import GRADIENT_POSITIONS
 from tests.agent.probe.small_model import fail, make_loss, make_model
 
@@ -96,3 +98,23 @@ class TestFlush:
         watched.probe.connect()
         watched.probe.flush()
         assert watched.state().probe_errors == 0
+
+
+def test_a_limit_on_file_sizes_is_one_line_and_tried_again_later(watch, caplog, monkeypatch):
+    monkeypatch.setattr(ring_schema, "RETRY_SECONDS", 0.0)
+    watched, model = watch(), make_model()
+    optimizer = torch.optim.SGD(model.parameters())
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, usual[1]))
+    try:
+        for _ in range(30):
+            make_loss(model).backward()
+            optimizer.step()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    (line,) = caplog.records
+    assert line.exc_info is None
+    assert "a file may grow to 8 KiB (ulimit -f)" in line.message
+    make_loss(model).backward()
+    optimizer.step()
+    assert [record.sequence for record in watched.read().records] == [31]
