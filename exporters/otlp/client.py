@@ -141,10 +141,11 @@ class Client:
                 rejected=outcome.rejected,
             )
         parts = self._parts(request, outcome) if response.may_be_partly_acceptable else ()
-        if response.rejected:
-            outcome.any_accepted |= response.rejected < request_size(request)
+        size = request_size(request)
+        rejected = min(response.rejected, size) or size
+        outcome.any_accepted |= rejected < size
         outcome.add_refusal(
-            0 if parts else response.rejected or request_size(request),
+            0 if parts else rejected,
             problem,
             response.retry_after_seconds,
         )

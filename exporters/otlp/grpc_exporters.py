@@ -121,7 +121,7 @@ class _CheckedStub:
                 raise ExportError(f"{error.code()}: {error.details()}") from None
             raise
         for field in _REJECTED_FIELDS:
-            if rejected := getattr(message.partial_success, field, 0):
+            if (rejected := getattr(message.partial_success, field, 0)) > 0:
                 # A retry would duplicate what was accepted.
                 response.refused_permanently, response.rejected = True, rejected
                 problem = message.partial_success.error_message

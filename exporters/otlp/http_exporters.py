@@ -129,7 +129,7 @@ class CheckedSession(requests.Session):
             partial = make.FromString(body).partial_success
         except DecodeError:
             raise RefusedError("answered with something other than OTLP") from None
-        if rejected := getattr(partial, rejected_field):
+        if (rejected := getattr(partial, rejected_field)) > 0:
             # A retry would duplicate what was accepted.
             self.refused_permanently, self.rejected = True, rejected
             raise RefusedError(f"accepted all but {rejected}: {partial.error_message}")

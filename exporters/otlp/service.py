@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -112,7 +113,10 @@ class OtlpService:
     @property
     def accounts(self) -> tuple[ExportAccount, ...]:
         """The outcomes of the pushes of each signal."""
-        return tuple(pusher.account for pusher in self._pushers.values())
+        return tuple(
+            replace(account := pusher.account, rejected=account.rejected + source.lost)
+            for pusher, source in zip(self._pushers.values(), self._sources.values(), strict=True)
+        )
 
     @property
     def pushes_metrics(self) -> bool:

@@ -33,6 +33,8 @@ class SignalSource(Protocol):
 
     immediate: bool
     """Whether pushes start as soon as there is data, not at the next interval."""
+    lost: int
+    """Items that were given up unsent."""
 
     def next_push(self) -> MakeRequests | None:
         """Return what makes the next requests, in any thread; None when there are none."""
@@ -56,6 +58,7 @@ class MetricSource:
     """Snapshots, and the end of series that are no longer in them."""
 
     immediate = False
+    lost = 0  # the next push repeats what one did not deliver
 
     def __init__(self, collect: Callable[[], MetricBatch], resource: Resource) -> None:
         self._collect = collect
@@ -100,6 +103,7 @@ class EventSource:
     immediate = True
 
     def __init__(self, make_items: MakeItems, resource: Resource) -> None:
+        self.lost = 0
         self._make_items = make_items
         self._resource = resource
         self._queue: deque[StoredConditionEvent] = deque(maxlen=EVENTS_WAITING_MAX)
@@ -107,6 +111,8 @@ class EventSource:
 
     def add(self, event: StoredConditionEvent) -> None:
         """Queue an event for the next push; a full queue drops its oldest event."""
+        if len(self._queue) == EVENTS_WAITING_MAX and self._queue[0] not in self._in_flight:
+            self.lost += 1
         self._queue.append(event)
 
     def next_push(self) -> MakeRequests | None:
@@ -114,6 +120,7 @@ class EventSource:
         oldest_unix_seconds = time.time() - EVENT_KEPT_SECONDS
         while self._queue and self._queue[0].time_unix_seconds < oldest_unix_seconds:
             self._queue.popleft()
+            self.lost += 1
         self._in_flight = tuple(self._queue)
         if not self._in_flight:
             return None
@@ -125,6 +132,9 @@ class EventSource:
             for event in self._in_flight:
                 if self._queue and self._queue[0] is event:
                     self._queue.popleft()
+        else:
+            waiting = set(map(id, self._queue))
+            self.lost += sum(id(event) not in waiting for event in self._in_flight)
         self._in_flight = ()
 
     def _requests(self, events: tuple[StoredConditionEvent, ...]) -> Iterator[Sequence[Any]]:

@@ -89,8 +89,8 @@ EXPORT_METRICS = (
         "mp_agent.export.rejected",
         "{item}",
         labels=("exporter",),
-        help="Data points, log records and spans that an endpoint rejected permanently, and "
-        "numbers that a tracker did not get, by exporter.",
+        help="Data points, log records and spans that an endpoint rejected permanently or did not "
+        "take within an hour, and numbers that a tracker did not get, by exporter.",
         read=lambda agent: {(e.exporter,): float(e.rejected) for e in agent.exports},
     ),
     agent_gauge(

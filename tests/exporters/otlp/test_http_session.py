@@ -36,6 +36,14 @@ def test_a_refusal_that_looks_like_success_is_a_failure(answer, said, answers, t
     assert said in caplog.text and "s3cret" not in caplog.text
 
 
+def test_more_is_not_rejected_than_was_sent(answers, tmp_path):
+    # rejected_data_points: 2 ** 63 - 1
+    answers(body=b"\n\x0a\x08" + b"\xff" * 8 + b"\x7f")
+    with started(tmp_path) as loop:
+        loop.push()
+    assert 0 < loop.account().rejected < 1000
+
+
 @pytest.mark.parametrize(
     ("content_type", "body", "said"),
     [
@@ -60,7 +68,13 @@ def test_what_an_error_says_besides_its_status_is_reported(
 
 
 @pytest.mark.parametrize(
-    "answer", [{"body": b""}, {"headers": {"Content-Type": "application/json"}, "body": b"{}"}]
+    "answer",
+    [
+        {"body": b""},
+        {"headers": {"Content-Type": "application/json"}, "body": b"{}"},
+        # rejected_data_points: -1
+        {"body": b"\n\x0b\x08" + b"\xff" * 9 + b"\x01"},
+    ],
 )
 def test_success_without_a_word_of_otlp_is_success(answer, answers, tmp_path):
     answers(**answer)
