@@ -48,6 +48,27 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "fullnameOverride",
     ),
     "a chart name with a blank": ({"nameOverride": "mp agent"}, "nameOverride"),
+    "a name that is a number to YAML": ({"fullnameOverride": "1e3"}, "fullnameOverride"),
+    "a name that is no text to YAML": ({"agentSettings": {"name": "yes"}}, "agentSettings/name"),
+    "a label with a blank": ({"commonLabels": {"my team": "a"}}, "my team"),
+    "a label's value that is too long": ({"additionalLabels": {"team": "a" * 64}}, "team"),
+    "a label of pods that is empty": ({"podMonitor": {"podLabel": ""}}, "podLabel"),
+    "a label's value with a template": (
+        {"dashboards": {"labelValue": "{{ .Release.Name }}"}},
+        "labelValue",
+    ),
+    "a selected label that is no text": (
+        {"grafanaDashboards": {"instanceSelector": {"matchLabels": {"team": 5}}}},
+        "matchLabels/team",
+    ),
+    "a namespace of Prometheus with capitals": (
+        {"networkPolicy": {"prometheusNamespace": "Monitoring"}},
+        "prometheusNamespace",
+    ),
+    "an image with a line end": ({"image": {"repository": "a\nb: c"}}, "repository"),
+    "a tag that is empty": ({"collector": {"image": {"tag": ""}}}, "collector/image/tag"),
+    "a policy that is none": ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+    "an interval that is null": ({"podMonitor": {"interval": None}}, "missing property 'interval'"),
     "a prefix of uids with a slash": ({"dashboards": {"uidPrefix": "team/a"}}, "uidPrefix"),
     "a time-out longer than the interval": (
         {"podMonitor": {"interval": "5s", "scrapeTimeout": "10s"}},

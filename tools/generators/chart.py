@@ -29,7 +29,28 @@ _SECONDS = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, _DURATION]}
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 _TEXT_LIST = {"type": "array", "items": {"type": "string"}}
 _NAMESPACE = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"}
-_NAME_OR_NONE = {"type": "string", "pattern": "^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"}
+_NAME_OR_NONE = {
+    "type": "string",
+    "pattern": "^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$",
+    # To YAML these are no texts.
+    "not": {
+        "pattern": "^(0x[0-9a-f]+|0o[0-7]+|[0-9]+(e[0-9]+)?|true|false|yes|no|on|off|y|n|null)$"
+    },
+}
+_LABEL_VALUE = {"type": "string", "pattern": "^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$"}
+_LABEL = {
+    "type": "string",
+    "pattern": "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?"
+    "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$",
+}
+_LABELS = {
+    "type": "object",
+    "propertyNames": {"pattern": _LABEL["pattern"]},
+    "additionalProperties": _LABEL_VALUE,
+}
+_IMAGE = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._/:-]*$"}
+_TAG_PATTERN = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}(@sha256:[0-9a-f]{64})?"
+_PULL_POLICY = {"enum": ["Always", "IfNotPresent", "Never"]}
 _JOB_LABEL = {"type": "string", "pattern": "^[a-zA-Z0-9]([a-zA-Z0-9_.-]*[a-zA-Z0-9])?$"}
 _UID_PREFIX = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$"}
 """Grafana takes uids of at most 40 characters."""
@@ -65,11 +86,13 @@ def _schema_by_path() -> dict[str, Any]:
     return {
         "nameOverride": _NAME_OR_NONE,
         "fullnameOverride": _NAME_OR_NONE,
-        "commonLabels": _TEXTS,
-        "additionalLabels": _TEXTS,
+        "commonLabels": _LABELS,
+        "additionalLabels": _LABELS,
         "customResources": {"enum": ["auto", "true", "false", True, False]},
         "assumeApiVersions": _TEXT_LIST,
         "imagePullSecrets": _OBJECT_LIST,
+        "podMonitor.podLabel": _LABEL,
+        "podMonitor.podLabelValue": _LABEL_VALUE,
         "podMonitor.namespaces": _NAMESPACES,
         "podMonitor.port": _PORT_NAME,
         "podMonitor.path": {"type": "string", "pattern": "^/"},
@@ -101,9 +124,15 @@ def _schema_by_path() -> dict[str, Any]:
             "type": "string",
             "pattern": f"^(https?://{_ADDRESS_CHARACTER}+)?$",
         },
+        "dashboards.label": _LABEL,
+        "dashboards.labelValue": _LABEL_VALUE,
+        "dashboards.folderAnnotation": _LABEL,
         "dashboards.namespace": _NAME_OR_NONE,
         "dashboards.uidPrefix": _UID_PREFIX,
-        "grafanaDashboards.instanceSelector": _ANY_OBJECT,
+        "grafanaDashboards.instanceSelector": {
+            "type": "object",
+            "properties": {"matchLabels": _LABELS},
+        },
         "agentSettings.namespaces": _NAMESPACES,
         "agentSettings.name": _NAME_OR_NONE,
         "agentSettings.settings": _closed(dict(_settings())),
@@ -120,13 +149,20 @@ def _schema_by_path() -> dict[str, Any]:
         "scrapeConfig.basicAuth": _ANY_OBJECT,
         "scrapeConfig.relabelings": _OBJECT_LIST,
         "networkPolicy.namespaces": _NAMESPACES,
-        "networkPolicy.prometheusPodLabels": _TEXTS,
+        "networkPolicy.prometheusNamespace": _NAMESPACE,
+        "networkPolicy.prometheusPodLabels": _LABELS,
+        "collector.image.repository": _IMAGE,
+        "collector.image.tag": {"type": "string", "pattern": f"^{_TAG_PATTERN}$"},
+        "collector.image.pullPolicy": _PULL_POLICY,
         "collector.remoteWriteUrl": {"anyOf": [_NO_URL, _URL]},
         "collector.remoteWriteHeaders": _TEXTS,
         "collector.envFrom": _OBJECT_LIST,
         "collector.resources": _ANY_OBJECT,
-        "collector.nodeSelector": _TEXTS,
+        "collector.nodeSelector": _LABELS,
         "collector.tolerations": _OBJECT_LIST,
+        "image.repository": _IMAGE,
+        "image.tag": {"type": "string", "pattern": f"^({_TAG_PATTERN})?$"},
+        "image.pullPolicy": _PULL_POLICY,
         "sidecar.env": _OBJECT_LIST,
         "sidecar.envFrom": _OBJECT_LIST,
         "sidecar.volumes": _OBJECT_LIST,
@@ -187,8 +223,16 @@ def _inferred(value: Any, path: str, known: dict[str, Any]) -> dict[str, Any]:
             return {"type": "string"}
         case dict() if value:
             prefix = f"{path}." if path else ""
+            # Helm leaves out what is null: an empty value may be absent, no other may.
+            required = [
+                name
+                for name, item in value.items()
+                if item not in ("", [], {})
+                and not (isinstance(item, dict) and prefix + name in known)
+            ]
             return _closed(
-                {name: _inferred(item, prefix + name, known) for name, item in value.items()}
+                {name: _inferred(item, prefix + name, known) for name, item in value.items()},
+                required=required,
             )
     raise SystemExit(
         f"values.yaml: the type of {path} is unknown; declare it in tools/generators/chart.py"
