@@ -237,14 +237,17 @@ class ReplicaDigests:
         """
         replicas = list(self._rows.get(GRADIENTS, {}).values())
         compared = _compare(replicas)
-        ballots = [votes for votes in replicas if _voters(votes) > 1]
-        ballots += (votes for _, votes in plain.ballots(plain.gradients, assumed))
+        of_wrapper = [votes for votes in replicas if _voters(votes) > 1]
+        of_plain = plain.ballots(plain.gradients, assumed)
+        ballots = [*of_wrapper, *(votes for _, votes in of_plain)]
         if not ballots and step.wrapper_reduced is not False:
             return self._looked_at() if step.left_out else None
         equal = step.gradients_count and compared is not None and compared.agree
         everywhere = all(len(votes) == _voters(votes) for votes in ballots)
         claimed = step.wrapper_reduced is True
         if claimed or (step.wrapper_reduced is None and replicas):
+            # What a wrapper leaves out does not contradict it, as next to shards.
+            everywhere &= bool(of_wrapper)
             assumed.reduced_once |= equal
             lost = claimed and everywhere
             moved = self._moved(assumed)

@@ -465,3 +465,19 @@ class TestReplicasThatStepWithTheirOwnGradients:
         merged = merge_nodes([steps], assumed=assumed)
         assert merged.replicas["weights"] == Comparison(agree=False, tensors=("router",))
         assert merged.get("sum_squares") == 6.0
+
+    def test_plain_copies_next_to_shards_part_alone_though_the_wrapper_reduced(self):
+        steps = []
+        for rank in range(2):
+            shard = Share(group="fsdp2", shard_index=rank, shard_count=2)
+            schema = dataclasses.replace(
+                make_schema(shard, plain("head")), families=family_columns((GRADIENTS, WEIGHTS))
+            )
+            rows = [gradient_row(elements=4.0, abs_max=9.0, sum_squares=n + rank) for n in (1, 5)]
+            record = make_record(1, {"gradients_reduced": 1.0}, rows)
+            weights = np.array([[7.0 + rank, 1.0, 4.0], [3.0 + rank, 1.0, 4.0]])
+            families = {**record.families, WEIGHTS.name: weights}
+            steps.append(RankStep(rank, schema, dataclasses.replace(record, families=families)))
+        merged = merge_nodes([steps], assumed=AssumedShares({plain("head").group: [[0, 1]]}))
+        assert merged.replicas["weights"] == Comparison(agree=False, tensors=("head",))
+        assert merged.reduction is not None and not merged.reduction.contradicted
