@@ -71,7 +71,8 @@ COVERAGE_LOW = Condition(
             "Agents of different versions, or without the run's token: their log says so.",
             "Ranks that have ended while the others continue, as elastic jobs allow.",
             "Ranks that train nothing, such as actors, evaluators or loaders of data in the same "
-            "world: they have no steps. The norm is absent, since what they hold is not known.",
+            "world: they have no steps, and the norm is absent, since what they hold is not known. "
+            "mp_agent.init(process_group=...) makes a run of the ranks that train.",
         ),
         false_positives=("The first minutes of a large run, while its nodes start one by one.",),
         samples=("check_agents",),

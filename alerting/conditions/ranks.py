@@ -39,6 +39,7 @@ GRADIENTS_NOT_REDUCED = Condition(
         "what all of them have added up, and what is added later is not reduced.",
         "Without a wrapper, wrap the model in DistributedDataParallel, or average the gradients "
         "over all ranks before optimizer.step().",
+        "Under tensor parallelism, give all ranks of a group the same batch.",
         GoBack("Resume from a checkpoint, so that all ranks load the same weights."),
         "For local SGD with a longer period, raise unreduced_steps above it; ranks that train "
         "models of their own on purpose are declared so: mp_agent.declare(model).",
@@ -53,7 +54,8 @@ GRADIENTS_NOT_REDUCED = Condition(
             counts_steps=True,
             description="Ranks that hold copies of the model of run {run} have updated them with "
             "different gradients for {value|count} consecutive steps: these were not reduced, or "
-            "others were added to reduced ones. Each rank trains a model of its own.",
+            "others were added to reduced ones. Each rank, or each group of some ranks, trains a "
+            "model of its own.",
             reason="No delay: the condition already requires unreduced_steps consecutive steps, or "
             "gradients that a wrapper says are the same and of which no two ranks' are.",
         ),
@@ -77,6 +79,9 @@ GRADIENTS_NOT_REDUCED = Condition(
             "its gradients are not reduced, whether or not those of earlier ones were.",
             "A communication hook that returns its bucket without a collective.",
             "The script was started on several ranks without a wrapper or a reduction by hand.",
+            "The process group of a reduction by hand has a part of the ranks, such as a node's.",
+            "Under FSDP2 with tensor parallelism, ranks that split the same tensors get different "
+            "batches: the norms that all of them hold have different gradients.",
         ),
         false_positives=(
             "Local SGD or DiLoCo whose period is longer than unreduced_steps: raise it.",
@@ -319,6 +324,8 @@ REPLICA_DIVERGENCE = Condition(
             "schedule follows its own loss.",
             "Ranks that resumed from different checkpoints, or were initialized with different "
             "seeds.",
+            "Tensor-parallel ranks that get different batches, or different dropout before what "
+            "they hold as copies.",
         ),
         false_positives=(
             "Models that differ between ranks by design, such as unwrapped parameters of an "

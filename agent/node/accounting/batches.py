@@ -120,11 +120,11 @@ class BatchTracker(Tracker):
         self.kept |= step.flag(BATCH_KEPT)
 
     def _repeated(self) -> RepeatedBatch | None:
-        """Return the batch that is repeated although there are, or were, others.
+        """Return the batch that is repeated although there are, or were, others on any rank.
 
         A training on all of its data at once has no other batch, and keeps it.
         """
-        ranks = [rank for rank, own in self.streaks.items() if self._is_stuck(rank, own)]
+        ranks = [rank for rank, own in self.streaks.items() if self._is_stuck(own)]
         if not ranks:
             return None
         begin = max(self.streaks[rank].begin for rank in ranks)
@@ -135,10 +135,10 @@ class BatchTracker(Tracker):
             of_all=len(ranks) == len(self.streaks),
         )
 
-    def _is_stuck(self, rank: int, streak: _Streak) -> bool:
+    def _is_stuck(self, streak: _Streak) -> bool:
         if streak.pairs < _PAIRS:
             return False
-        had_others = self.changes.get(rank, 0) >= _CHANGES and not self.kept
+        had_others = max(self.changes.values(), default=0) >= _CHANGES and not self.kept
         taken_once = streak.first and self.any_loaded
         return self.loaded or had_others or taken_once
 

@@ -193,7 +193,7 @@ _NEVER = Example(
     fires={
         Severity.CRITICAL: "Ranks that hold copies of the model of run demo have updated them with "
         "different gradients for 360 consecutive steps: these were not reduced, or others were "
-        "added to reduced ones. Each rank trains a model of its own."
+        "added to reduced ones. Each rank, or each group of some ranks, trains a model of its own."
     },
     at=10,
     not_yet=(4, 14),

@@ -232,7 +232,10 @@ def of_rank(case: str, rank: int) -> Iterator[Batch]:
     """Return the batches of one rank."""
     if case == "no sampler":
         return forever(DataLoader(samples(), batch_size=8))
-    if case == "one seed":
+    if case == "all at once on each rank" or (case == "one batch on one rank" and rank):
+        ids, classes = samples(32, seed=rank).tensors
+        return ((ids.clone(), classes) for _ in itertools.count())
+    if case in ("one seed", "one batch on one rank"):
         return drawn()
     sampler: DistributedSampler[Batch] = DistributedSampler(samples(), RANKS, rank)
     if case == "a sampler":
@@ -258,6 +261,8 @@ OF_RANKS = {
     "no sampler": {SHARED},
     "one seed": {SHARED},
     "a sampler": set(),
+    "one batch on one rank": {SAME},
+    "all at once on each rank": set(),
     "single rows on one rank": {SINGLE},
     "right labels": set(),
     "odd batches": {OUTLIERS},
