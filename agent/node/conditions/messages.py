@@ -166,6 +166,8 @@ class ConditionNotifier:
         self._news = read_conditions(run_dir) or ConditionNews(epoch=secrets.token_hex(8))
         self._notified_seconds = float("-inf")
         self._adopted = b""
+        self._refusal = ""
+        """Why the events could not be written last time."""
         self.listeners: list[Listener] = []
         """Called with every event; what one raises is logged."""
 
@@ -185,7 +187,16 @@ class ConditionNotifier:
         try:
             write_conditions(self._run_dir, self._news)
         except OSError as error:
-            self._failures.note("conditions cannot be sent to the ranks: %s", error.strerror)
+            if str(error) != self._refusal:
+                self._refusal = str(error)
+                log.warning("conditions cannot be sent to the ranks yet: %s", error)
+        else:
+            self._refusal = ""
+
+    def publish_again(self) -> None:
+        """Write the events if the last attempt failed."""
+        if self._refusal:
+            self.publish()
 
     def recent_news(self, now_seconds: float) -> bytes:
         """Return the last events for other nodes; b"" once they are older than `NEWS_SECONDS`."""

@@ -329,6 +329,10 @@ class ConditionTracker:
         """Publish the root's events to the ranks of this node; b"" means none."""
         self._notifier.adopt_from_root(content)
 
+    def publish_again(self) -> None:
+        """Publish events to the ranks of this node that could not be written before."""
+        self._notifier.publish_again()
+
     def explain(self, verdict: str, now_seconds: float) -> None:
         """Note in the critical conditions what a post-mortem found, and notify of it."""
         if self._view is None or not (explained := self._active.explain(verdict)):

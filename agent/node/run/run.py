@@ -236,6 +236,7 @@ class Run:
         poll_name_conflicts(self._state, finish_attempt=self._finish_attempt)
         self._state.departed_ranks.update(self.attempt.sources, now_seconds)
         self._unwatched.check(self.name, self.attempt, now_seconds)
+        self.conditions.publish_again()
         if self.seen and self.is_root:
             self._state.update_standstill(now_seconds)
             self._state.uncommitted |= self.conditions.tick(now_seconds, self._current_export)

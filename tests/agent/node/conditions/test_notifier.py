@@ -56,17 +56,28 @@ def test_the_file_for_the_ranks_holds_the_events(training: Training, run_dir: Pa
     assert [item.event for item in news.events] == training.events
 
 
-def test_a_full_directory_is_logged_once(
-    training: Training, monkeypatch, caplog: pytest.LogCaptureFixture
+def test_a_full_directory_is_logged_once_and_the_events_written_later(
+    training: Training, run_dir: Path, monkeypatch, caplog: pytest.LogCaptureFixture
 ):
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(messages, "write_conditions", full)
-    training.step(norm=5_000.0)
-    training.step(nan_elements=1.0)
-    assert len(training.events) == 2
-    assert caplog.text.count("conditions cannot be sent to the ranks") == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(messages, "write_conditions", full)
+        training.step(norm=5_000.0)
+        training.step(nan_elements=1.0)
+        training.tracker.publish_again()
+        assert len(training.events) == 2
+        assert caplog.text.count("conditions cannot be sent to the ranks") == 1
+        assert read_conditions(run_dir) is None
+
+    training.tracker.publish_again()
+    news = read_conditions(run_dir)
+    assert news is not None
+    assert [item.event for item in news.events] == training.events
+    before = conditions_path(run_dir).stat().st_ino
+    training.tracker.publish_again()
+    assert conditions_path(run_dir).stat().st_ino == before
 
 
 def test_other_nodes_are_notified_while_it_is_news(training: Training, tmp_path: Path):

@@ -9,6 +9,7 @@ import pytest
 
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
+from mp_agent.ring.run_files import ConditionNews, conditions_path, encode_news, read_conditions
 from tests.agent.node.conftest import OpenRun, StartRank
 from tests.agent.node.shown import MERGE_DEADLINE_SECONDS, shown
 
@@ -46,6 +47,19 @@ def test_before_the_first_step_the_run_is_active_and_all_counters_stand_at_zero(
     assert values["rank_up{0}"] == 1
     assert "step" not in values
     assert "grad_norm" not in values
+
+
+def test_events_for_the_ranks_are_written_once_there_is_room(
+    start_rank: StartRank, open_run: OpenRun
+):
+    start_rank()
+    run, news = open_run(), ConditionNews(epoch="root")
+    in_the_way = conditions_path(run.run_dir)
+    in_the_way.mkdir()
+    run.conditions.adopt_from_root(encode_news(news))
+    in_the_way.rmdir()
+    run.poll(0.0)
+    assert read_conditions(run.run_dir) == news
 
 
 def test_at_the_end_no_rank_is_waited_for(start_rank: StartRank, open_run: OpenRun):
