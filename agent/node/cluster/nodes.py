@@ -7,15 +7,41 @@ from itertools import takewhile
 from msgspec.structs import replace
 
 from mp_agent.errors import ReportError
+from mp_agent.node.cluster.reports import WAITING_BYTES_MAX
 from mp_agent.node.collect.rank_source import furthest_behind, run_end
 from mp_agent.node.merge.run_steps import ReportColumns
 from mp_agent.node.merge.step_blocks import NodeForm
 from mp_agent.records.node_report import KnownNode, NodeReport, NodeShare, RankStatus
 from mp_agent.records.steps import EndReason
 
+OPEN_BYTES_MAX = 4 * WAITING_BYTES_MAX
+"""Bound on the steps of another node that wait to be merged, and on its layer tables; it keeps
+fewer itself."""
 _UNREPORTED = -1
 """Placeholder for all nodes that have not reported yet, where a step is awaited."""
 _SHARES_MIN = 1024
+
+
+@dataclass(slots=True)
+class OpenRows:
+    """About what the rows of a node take that wait to be merged, in bytes."""
+
+    _sizes: dict[int, int] = field(default_factory=dict)
+    """By sequence."""
+    _taken: int = 0
+
+    def admits(self, sequence: int, size_bytes: int) -> bool:
+        """Add rows, and return True, unless there would be too much."""
+        if self._taken + size_bytes > OPEN_BYTES_MAX:
+            return False
+        self._taken += size_bytes - self._sizes.get(sequence, 0)
+        self._sizes[sequence] = size_bytes
+        return True
+
+    def close(self, closed_sequence: int) -> None:
+        """Forget what was merged."""
+        for sequence in [number for number in self._sizes if number <= closed_sequence]:
+            self._taken -= self._sizes.pop(sequence)
 
 
 @dataclass(slots=True)
@@ -43,8 +69,8 @@ class Node:
     """Shares that they held at the steps of the last report."""
     form: tuple[ReportColumns, NodeForm] | None = None
     """The last form of its steps, and what that refers to."""
-    tables: dict[int, int] = field(default_factory=dict)
-    """Bytes of its layer tables that are not merged, by sequence."""
+    steps: OpenRows = field(default_factory=OpenRows)
+    tables: OpenRows = field(default_factory=OpenRows)
 
     @property
     def newest(self) -> int:
@@ -111,7 +137,7 @@ class NodeRegistry:
         """Add a node, or replace the one with its number."""
         number = node.report.node_rank
         if (former := self._nodes.get(number)) is not None:
-            node.tables = former.tables
+            node.steps, node.tables = former.steps, former.tables
             self._leave(number, former.ranks)
         # It is the final one once `update` has accepted it as that.
         node.report = replace(node.report, final=False)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mp_agent.errors import FailureLog
 from mp_agent.node.cluster.nodes import Node, NodeRegistry
-from mp_agent.node.cluster.reports import STEPS_KEPT, WAITING_BYTES_MAX, row_bytes
+from mp_agent.node.cluster.reports import STEPS_KEPT, row_bytes
 from mp_agent.node.collect.attempt import Assembler
 from mp_agent.node.merge.coverage import AssumedShares, ExpectedShares, make_expected_shares
 from mp_agent.node.merge.node_layers import LayerNames
@@ -26,13 +26,13 @@ from mp_agent.records.steps import EndReason, StepForm
 AHEAD_AT_MOST = 1024
 """Steps by which a node can be ahead of the root. Ranks of an attempt train together: rows further
 ahead belong to another attempt."""
-OPEN_TABLES_BYTES_MAX = 4 * WAITING_BYTES_MAX
-"""Bound on the layer tables of another node that wait to be merged; it keeps fewer itself."""
 FIRST_REPORT_SECONDS = 60.0
 """Time that steps stay open beyond their deadline for nodes that have never reported: their agents
 may be starting, and query the job's store for the root for half a minute. They keep their rows
 meanwhile, so that a slow start loses nothing."""
 
+_OBJECT_BYTES = 1024
+"""What the merge of a row takes beyond its numbers."""
 _OPEN_RANKS_MAX = 2**24
 """Bound on ranks times open steps, and thereby on memory: each takes some 40 bytes."""
 _OPEN_STEPS_MIN = 64
@@ -248,29 +248,39 @@ class RootMerger:
     ) -> None:
         columns = ReportColumns(report.step_columns, report.families, report.shares)
         arrived_unix_seconds = None if node.own else time_unix_seconds
+        node.steps.close(self.steps.closed_sequence)
         for step in report.steps:
-            entries = self._entered(node, (step.sequence,), step, now_seconds)
+            objects = len(step.rows) + len(step.samples) + len(step.batches)
+            size = row_bytes(step) + _OBJECT_BYTES * objects
+            entries = self._entered(node, (step.sequence,), step, size, now_seconds)
             for _, merge in entries:
                 merge.add(step, columns, arrived_unix_seconds=arrived_unix_seconds)
         for block in report.blocks:
             rows = BlockRows.of(self._form(node, block.form, columns), block)
-            for place, merge in self._entered(node, block.sequences, block.form, now_seconds):
+            size = (len(block.values) + len(block.digests)) // len(block.sequences)
+            for place, merge in self._entered(node, block.sequences, block.form, size, now_seconds):
                 merge.add_block(rows, place, arrived_unix_seconds=arrived_unix_seconds)
         node.position = max(node.position, report.position)
         self.steps.advance(report.node_rank, node.position)
 
     def _entered(
-        self, node: Node, sequences: Sequence[int], of: NodeStep | StepForm, now_seconds: float
+        self,
+        node: Node,
+        sequences: Sequence[int],
+        of: NodeStep | StepForm,
+        size_bytes: int,
+        now_seconds: float,
     ) -> Iterator[tuple[int, StepMerge]]:
         """Yield the steps that a node's rows are to enter, each with the place of the row.
 
-        Not those that have the row, or are closed.
+        Not those that have the row, or are closed, or would be too much. size_bytes: of each.
         """
         number = node.report.node_rank
         for place, sequence in enumerate(sequences):
             if sequence <= node.position:
                 continue
-            if sequence <= self.steps.closed_sequence:
+            closed = sequence <= self.steps.closed_sequence
+            if closed or not (node.own or node.steps.admits(sequence, size_bytes)):
                 self.late += len(of.ranks)
                 continue
             self.steps.add(number, sequence, None, now_seconds)
@@ -299,18 +309,19 @@ class RootMerger:
     def _add_tables(self, node: Node, report: NodeReport, now_seconds: float) -> None:
         columns = ReportLayerColumns(report.families, report.shares, report.layouts)
         closed = self.tables.closed_sequence
-        node.tables = {number: size for number, size in node.tables.items() if number > closed}
+        node.tables.close(closed)
         for table in report.layers:
-            size = row_bytes(table)
-            room = node.own or sum(node.tables.values()) + size <= OPEN_TABLES_BYTES_MAX
-            if room and max(node.layers_position, closed) < table.sequence:
-                node.tables[table.sequence] = size
+            if table.sequence <= max(node.layers_position, closed):
+                continue
+            if node.own or node.tables.admits(table.sequence, row_bytes(table)):
                 self.tables.add(report.node_rank, table.sequence, None, now_seconds)
                 entry = self._open_tables.get(table.sequence)
                 if entry is None:
                     entry = LayerMerge(self._world_size, self._families)
                     self._open_tables[table.sequence] = entry
                 entry.add(table, columns)
+            else:
+                self.late += len(node.ranks)
         node.layers_position = max(node.layers_position, report.layers_position)
         self.tables.advance(report.node_rank, node.layers_position)
 

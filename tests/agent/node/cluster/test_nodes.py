@@ -4,7 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from mp_agent.errors import ReportError
-from mp_agent.node.cluster import root as root_module
+from mp_agent.node.cluster import nodes as nodes_module
+from mp_agent.node.cluster import reports as reports_module
 from mp_agent.node.cluster.reports import row_bytes
 from mp_agent.node.cluster.root import AHEAD_AT_MOST
 from mp_agent.node.merge.node_steps import RankStep
@@ -171,6 +172,29 @@ class TestFinalReport:
         assert states(root, 0.0).keys() == set(range(8))
 
 
+@pytest.mark.parametrize("in_blocks", [True, False])
+def test_steps_of_a_node_are_kept_up_to_a_limit_until_they_are_merged(monkeypatch, in_blocks):
+    monkeypatch.setattr(nodes_module, "OPEN_BYTES_MAX", 8 * 1024)
+    own, other = node(0, 0, 1), node(1, 2, 3)
+    root = make_root(WORLD_SIZE)
+    push(root, own)
+    if not in_blocks:
+        monkeypatch.setattr(reports_module, "in_blocks", lambda steps: ((), tuple(steps)))
+    for _ in range(500):
+        other.write()
+    while (receipt := push(root, other)).position < 500:
+        assert receipt.accepted
+    kept = len(root._open)
+    assert 0 < kept < 100
+    assert root.late == 2 * (500 - kept)
+
+    assert len(list(root.close_all())) == kept
+    for _ in range(kept):
+        other.write()
+    push(root, other)
+    assert len(root._open) == kept
+
+
 class TestLayerTables:
     def with_table(self, sender: SimNode, sequence: int) -> SimNode:
         rows = gradient_row(sum_squares=1.0)[None].repeat(4, axis=0)
@@ -191,18 +215,20 @@ class TestLayerTables:
         root = make_root(WORLD_SIZE)
         push(root, own)
         size = row_bytes(self.with_table(node(1, 2, 3), 1).report().layers[0])
-        monkeypatch.setattr(root_module, "OPEN_TABLES_BYTES_MAX", 2 * size)
+        monkeypatch.setattr(nodes_module, "OPEN_BYTES_MAX", 2 * size)
         for sequence in (1, 2, 3):
             other.write()
             assert push(root, self.with_table(other, sequence)).accepted
         assert sorted(root._open_tables) == [1, 2]
         push(root, node(1, 2, 3, session="next"), DEADLINE_SECONDS)
-        known = root.nodes.get(1)
-        assert known is not None and sum(known.tables.values()) == 2 * size
+        late = root.late
+        assert push(root, self.with_table(node(1, 2, 3, session="next"), 4)).accepted
+        assert sorted(root._open_tables) == [1, 2]
+        assert root.late - late == 2, "the tables of two ranks that found no room"
 
         list(root.close_all())
         other = node(1, 2, 3, session="next")
-        for _ in range(4):
+        for _ in range(5):
             other.write()
-        assert push(root, self.with_table(other, 4), DEADLINE_SECONDS).accepted
-        assert sorted(root._open_tables) == [4]
+        assert push(root, self.with_table(other, 5), DEADLINE_SECONDS).accepted
+        assert sorted(root._open_tables) == [5]
