@@ -176,6 +176,11 @@ class ClusterMember:
         if self._root is not None:
             self._root.wait(*self._waits_seconds())
 
+    def postpone(self, seconds: float) -> None:
+        """At the root, wait so much longer for rows of other nodes."""
+        if self._root is not None:
+            self._root.postpone(seconds)
+
     def collect(self, now_seconds: float, *, final: bool = False) -> Iterator[LocalStep]:
         """Read the rings; queue this node's new rows for the root and yield its steps.
 

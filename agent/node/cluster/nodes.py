@@ -323,6 +323,11 @@ class NodeRegistry:
             ]
         )
 
+    def postpone(self, seconds: float) -> None:
+        """Do not count so much time as silence of the nodes."""
+        for node in self._nodes.values():
+            node.last_report_seconds += seconds
+
     def silent(self, node: Node, now_seconds: float) -> bool:
         """Return whether a node has not reported for too long."""
         return not node.own and now_seconds - node.last_report_seconds >= self.silence_seconds

@@ -129,6 +129,12 @@ class RootMerger:
         self.nodes.silence_seconds = deadline_seconds
         self._grace_seconds = grace_seconds
 
+    def postpone(self, seconds: float) -> None:
+        """Wait so much longer for the nodes, which this agent has not heard meanwhile."""
+        self.steps.postpone(seconds)
+        self.tables.postpone(seconds)
+        self.nodes.postpone(seconds)
+
     def receive(
         self,
         report: NodeReport,

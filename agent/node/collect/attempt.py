@@ -63,6 +63,11 @@ class Assembler(Generic[T]):
         if sequence > self._positions.get(rank, 0):
             self._positions[rank] = sequence
 
+    def postpone(self, seconds: float) -> None:
+        """Wait so much longer for what is pending."""
+        for pending in self._pending.values():
+            pending.since_seconds += seconds
+
     def floor(self, ranks: Collection[int]) -> int:
         """Return the sequence up to which no more rows will arrive.
 

@@ -226,6 +226,10 @@ class Run:
         """At the root, wait for rows of nodes that push this often."""
         self._state.follow_pace(pace_seconds)
 
+    def postpone(self, seconds: float) -> None:
+        """At the root, wait so much longer for rows of other nodes: this agent stood still."""
+        self._state.member.postpone(seconds)
+
     def poll(self, now_seconds: float) -> None:
         """Read what is new in the rings, merge it, account for it and judge it."""
         self._now_seconds = now_seconds

@@ -9,9 +9,11 @@ import pytest
 
 from mp_agent.errors import ReportError
 from mp_agent.node.conditions import tracker as conditions_tracker
+from mp_agent.node.registry import RunSupervisor
 from mp_agent.node.run.run import Run
 from mp_agent.records.schema import Share
 from mp_agent.records.steps import EndReason
+from mp_agent.ring import locations
 from mp_agent.ring.run_files import read_conditions
 from mp_agent.settings import Settings
 from tests.agent.node.fake_rank import FakeRank
@@ -322,3 +324,32 @@ def test_nodes_need_not_have_equally_many_ranks(tmp_path: Path, settings: Settin
         assert values["coverage_ratio"] == 1.0
         (info,) = (name for name in values if name.startswith("run_info{"))
         assert ",4,2," in info, "world size and nodes"
+
+
+def test_a_root_that_stood_still_waits_for_what_it_has_not_heard(nodes: Nodes):
+    lock_fd = locations.hold_agent_lock(nodes.root.run_dir)
+    assert lock_fd is not None
+    watch = RunSupervisor(
+        nodes.root.run_dir, lock_fd, nodes.root.settings, setting_errors=0, now_seconds=0.0
+    )
+    nodes.root.run = watch.run
+    for node in (nodes.root, nodes.other):
+        node.steps()
+    watch.poll(0.0)
+    nodes.push()
+    for node in (nodes.root, nodes.other):
+        node.steps()
+    watch.poll(0.3)
+    for node in (nodes.root, nodes.other):
+        node.steps(30)
+    now_seconds = 0.3 + 10 * DEADLINE_SECONDS
+    watch.poll(now_seconds)
+    assert shown(watch.run)["steps_total"] == 1
+    assert shown(watch.run)["coverage_ratio"] == 1.0
+
+    nodes.push(now_seconds)
+    values = shown(watch.run)
+    assert values["steps_total"] == 32
+    assert values["coverage_ratio"] == 1.0
+    assert values["records_dropped_total{0}"] == 0
+    watch.release()

@@ -21,7 +21,7 @@ class Node:
     def __init__(self, base: Path, number: int, settings: Settings, stack: ExitStack) -> None:
         self.run_dir = locations.run_directory(base / f"node{number}", "llama")
         self.number = number
-        self._settings = settings
+        self.settings = settings
         self._stack = stack
         self.ranks: list[FakeRank] = []
 
@@ -47,7 +47,7 @@ class Node:
 
     def restart(self) -> None:
         """Start the agent, again if need be."""
-        self.run = Run(self.run_dir, self._settings)
+        self.run = Run(self.run_dir, self.settings)
         self._stack.callback(self.run.close)
         self.run.poll(0.0)
 
