@@ -227,13 +227,16 @@ class NameConflicts:
         """Whether a job is waiting."""
         return bool(self._waiting)
 
-    def add(
-        self, rings: Rings, *, counted: Mapping[Path, int] | None, counted_before: bool
-    ) -> None:
+    @property
+    def counted(self) -> dict[str, int]:
+        """By ring of those that wait, the step up to which records are counted as lost."""
+        return {str(path): step for job in self._waiting for path, step in job.counted.items()}
+
+    def add(self, rings: Rings, *, counted: Mapping[Path, int]) -> None:
         """Add a job that has to wait.
 
         counted: by ring, the step up to which its records are counted as lost, if it has waited
-        before; counted_before: an earlier agent has counted what it has written so far.
+        before, also under an earlier agent.
         """
         identity = rings[0][1].identity
         log.error(
@@ -242,9 +245,9 @@ class NameConflicts:
             identity.run,
             identity.pid,
         )
-        if counted is None:
-            counted = {path: committed(reader) if counted_before else 0 for path, reader in rings}
-        self._waiting.append(_ConflictingJob(rings, dict(counted)))
+        self._waiting.append(
+            _ConflictingJob(rings, {path: counted.get(path, 0) for path, _ in rings})
+        )
 
     def join(self, rings: Rings) -> bool:
         """Add rings that belong to a waiting job; return whether they do."""

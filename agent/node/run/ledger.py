@@ -69,6 +69,8 @@ class Ledger:
     layer_budget: LayerBudgetState = field(default_factory=LayerBudgetState)
     assumed: dict[str, list[list[int]]] = field(default_factory=dict)
     """Sets of ranks that hold copies of a group, by group that no wrapper explains."""
+    conflicts: dict[str, int] = field(default_factory=dict)
+    """By ring of jobs of the same name, the step up to which records are counted as lost."""
     agent: ProbeTotals = field(default_factory=ProbeTotals)
     conditions: ConditionMemory = field(default_factory=ConditionMemory)
 

@@ -57,9 +57,10 @@ def admit(
     """
     if state.name_conflicts.join(rings):
         return
+    lost = lost or {path: state.counted_conflicts.get(str(path), 0) for path, _ in rings}
     status = state.launches.status_of(rings, state.attempt)
     if status is LaunchStatus.NAME_CONFLICT:
-        state.name_conflicts.add(rings, counted=lost, counted_before=state.is_successor)
+        state.name_conflicts.add(rings, counted=lost)
         return
     if status is LaunchStatus.OVER:
         _discard(rings, state)
@@ -71,7 +72,7 @@ def admit(
     state.uncommitted = True
     after, layers_after = state.member.closed
     for path, reader in rings:
-        begin = max(after, (lost or {}).get(path, 0))
+        begin = max(after, lost[path])
         state.attempt.add(RankSource(path, reader, after=begin, layers_after=layers_after))
 
 

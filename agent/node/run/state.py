@@ -226,10 +226,10 @@ class RunState:
         self.attempts = ledger.attempts
         """How often the run was started on this node."""
         self._counts_from_0 = not ledger.launches
+        self.counted_conflicts = ledger.conflicts
+        """What an earlier agent has counted as lost: see `Ledger.conflicts`."""
         self.name_conflicts = NameConflicts()
         """Jobs of the same name that train at the same time."""
-        self.is_successor = bool(ledger.launches)
-        """Whether an earlier node agent has watched the run."""
         self.uncommitted = False
         """Whether the ledger is out of date."""
         self._pace_seconds = settings.push_interval_seconds
@@ -360,6 +360,7 @@ class RunState:
             histograms=histograms,
             layer_budget=self.layer_budget.state,
             assumed=dict(member.assumed),
+            conflicts=self.name_conflicts.counted,
             # The counts of this attempt's probes are still in their rings.
             agent=replace(self._ended, records_dropped=self._ended.records_dropped + self._lost),
             conditions=self.conditions.memory,

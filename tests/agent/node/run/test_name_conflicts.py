@@ -59,6 +59,30 @@ def test_what_was_counted_once_is_not_counted_again_by_the_next_agent(
     assert shown(successor)["steps_total"] == 5
 
 
+@pytest.mark.parametrize("first_is_over", [False, True])
+def test_the_others_steps_without_an_agent_are_recorded_or_counted_by_the_next(
+    start_rank: StartRank, open_run: OpenRun, first_is_over: bool
+):
+    first = start_rank(launch="a", created_unix_ns=1_000)
+    run = open_run()
+    run.poll(0.0)
+    second = start_rank(launch="b", created_unix_ns=2_000)
+    first.steps(5)
+    second.steps(4)
+    run.poll(0.0)
+    run.commit()
+    second.steps(6, loss_nonfinite=1.0)
+    if first_is_over:
+        first.end(EndReason.COMPLETED)
+
+    successor = open_run()
+    successor.poll(1.0)
+    successor.poll(2.0)
+    values = shown(successor)
+    assert values[DROPPED] == (4 if first_is_over else 10)
+    assert values["loss_nonfinite_steps_total"] == (6 if first_is_over else 0)
+
+
 def test_the_other_job_is_recorded_from_the_moment_the_first_one_is_over(
     start_rank: StartRank, open_run: OpenRun
 ):
