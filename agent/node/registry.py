@@ -50,6 +50,7 @@ class RunSupervisor:
         self._linger_seconds = settings.linger_seconds
         self._started_seconds = now_seconds
         self._polled_seconds = now_seconds
+        self._stood = False
         self._started_unix_ns = time.time_ns()
         self._commit_due_seconds = now_seconds + COMMIT_INTERVAL_SECONDS
         self._ended_since_seconds: float | None = None
@@ -74,7 +75,8 @@ class RunSupervisor:
         """Update the account. A failure is logged once per kind; supervision continues."""
         stood_seconds, self._polled_seconds = now_seconds - self._polled_seconds, now_seconds
         try:
-            if stood_seconds >= STANDSTILL_SECONDS:
+            stood_before, self._stood = self._stood, stood_seconds >= STANDSTILL_SECONDS
+            if self._stood and not stood_before:  # one that is always slow would wait for ever
                 self.run.postpone(stood_seconds)
             self.run.poll(now_seconds)
             self._note_end(now_seconds)

@@ -326,13 +326,29 @@ def test_nodes_need_not_have_equally_many_ranks(tmp_path: Path, settings: Settin
         assert ",4,2," in info, "world size and nodes"
 
 
-def test_a_root_that_stood_still_waits_for_what_it_has_not_heard(nodes: Nodes):
+def supervised_root(nodes: Nodes) -> RunSupervisor:
     lock_fd = locations.hold_agent_lock(nodes.root.run_dir)
     assert lock_fd is not None
     watch = RunSupervisor(
         nodes.root.run_dir, lock_fd, nodes.root.settings, setting_errors=0, now_seconds=0.0
     )
     nodes.root.run = watch.run
+    return watch
+
+
+def test_a_root_that_is_always_slow_does_not_wait_for_ever(nodes: Nodes):
+    watch = supervised_root(nodes)
+    watch.poll(0.0)
+    nodes.push()
+    nodes.root.steps()
+    for polls in range(1, 10):
+        watch.poll(polls * DEADLINE_SECONDS)
+    assert shown(watch.run)["steps_total"] == 1
+    watch.release()
+
+
+def test_a_root_that_stood_still_waits_for_what_it_has_not_heard(nodes: Nodes):
+    watch = supervised_root(nodes)
     for node in (nodes.root, nodes.other):
         node.steps()
     watch.poll(0.0)
