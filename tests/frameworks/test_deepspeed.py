@@ -24,6 +24,9 @@ OF_DEEPSPEED = 1e-5
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.long]
 
+TRAINED_RATIO = "0.9979"
+"""One of 487 elements is frozen."""
+
 MEASURED = [name for name, variant in VARIANTS.items() if not variant.muon]
 
 
@@ -119,6 +122,8 @@ class TestEveryStage:
                 "DynamicLossScaler" if variant.dtype == "fp16" else ""
             )
             assert ring.schema.fact("measuring_point") == "engine_step"
+            assert ring.schema.fact("data_ranks") == "0-1"
+            assert ring.schema.fact("trained_ratio") == TRAINED_RATIO
             assert ring.state.probe_errors == 0
             assert ring.state.unsupported == ()
 

@@ -109,8 +109,9 @@ class TestEveryLayout:
             assert repr(watched["steps"]) == repr(unwatched["steps"])
 
     def test_facts_are_those_of_the_layout(self, rings, name, variant):
-        for ring in rings.values():
+        for rank, ring in rings.items():
             facts = dict(ring.schema.facts)
+            assert facts.get("data_ranks", "") == data_ranks_of(variant, rank)
             assert facts["strategy"] == strategy_of(variant)
             assert facts["measuring_point"] == "engine_step"
             assert facts["precision"] == variant.dtype
@@ -201,6 +202,14 @@ def strategy_of(variant: Variant) -> str:
     if variant.world > variant.tp * variant.pp:
         kinds.append("zero1" if variant.distributed else "layer_wise" if variant.dealt else "dp")
     return "+".join(sorted(kinds))
+
+
+def data_ranks_of(variant: Variant, rank: int) -> str:
+    """Ranks with data of their own: those of the same part of a stage."""
+    stage = variant.world // variant.pp
+    first = rank // stage * stage + rank % variant.tp
+    ranks = range(first, rank // stage * stage + stage, variant.tp)
+    return "" if len(ranks) == 1 else f"{ranks[0]}{'-' if variant.tp == 1 else ','}{ranks[-1]}"
 
 
 def gradient_format_of(variant: Variant) -> str:

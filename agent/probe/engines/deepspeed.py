@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import Any
 
@@ -122,9 +122,17 @@ def make_plan(engine: Any, label: str) -> EnginePlan:
         compute_dtype=_compute_dtype(engine.module),
         strategy=f"deepspeed_zero{stage}",
         reducers=EngineReducers(engine, keeper),
+        data_ranks=_data_ranks(engine),
         unsupported=reason,
         unknown_layout=UNKNOWN_LAYOUT,
+        root=engine.module,
     )
+
+
+def _data_ranks(engine: Any) -> Sequence[int]:
+    """Return the ranks that train on data of their own; those that split sequences get the same."""
+    group = getattr(engine, "data_parallel_group", None)
+    return () if group is None else dist.get_process_group_ranks(group)
 
 
 def _gathered(optimizer: Any) -> Iterable[torch.Tensor]:

@@ -312,6 +312,7 @@ def make_plan(optimizer: Any, label: str) -> EnginePlan:
         reducers=DataParallelReducers(
             copied=bool(parameters) and all(part.hold is Hold.COPIED for part in measured.parts)
         ),
+        data_ranks=megatron.data_ranks(),
         unsupported=reason,
         unknown_layout=UNKNOWN_LAYOUT,
         masters=measured.masters,

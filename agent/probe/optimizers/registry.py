@@ -241,7 +241,11 @@ class OptimizerRegistry:
         plans = self.plans_of_run()
         held = {identity for plan in plans for identity in plan.identities}
         held.update(id(source()) for plan in plans for source in plan.sources)
-        sizes = [(each, each.numel()) for _, each in held_parameters(root) if not is_lazy(each)]
+        sizes = [
+            (each, int(getattr(each, "ds_numel", each.numel())))  # of DeepSpeed, on all ranks
+            for _, each in held_parameters(root)
+            if not is_lazy(each)
+        ]
         trained = sum(size for each, size in sizes if each.requires_grad and id(each) in held)
         total = sum(size for _, size in sizes)
         return trained / total if total and trained else None
