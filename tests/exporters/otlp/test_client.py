@@ -29,8 +29,6 @@ from tools.servers.victoria import victoria_metrics
 LAYERS = 4500
 BAD = frozenset(f"model.layers.{index}.weight" for index in (0, 1, 700, 2999, 3998))
 
-pytestmark = pytest.mark.usefixtures("short_timeout")
-
 
 def bad_points(message: Any) -> int:
     """Return how many points of a request are of the layers that a picky endpoint refuses."""
@@ -138,6 +136,7 @@ def test_an_event_answered_by_what_is_not_to_be_repeated_is_sent_once(status, re
         assert loop.account("otlp_logs").rejected == 1
 
 
+@pytest.mark.usefixtures("short_timeout")
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_an_event_answered_by_what_may_pass_is_sent_again(status, receiver, tmp_path):
     receiver.judge = lambda posted: Answer(status=status) if "logs" in posted.path else None
