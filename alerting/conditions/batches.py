@@ -47,7 +47,8 @@ SAME_BATCH = Condition(
         reading="The number of steps since the model first got that batch. The first tensors of "
         "the first forward are compared by a few of their elements, on two steps of every 13. "
         "It counts only if a DataLoader with several batches delivered, or other batches came "
-        "before, on any rank: a training on all of its data at once repeats them, too.",
+        "before, also on a rank with data of its own: a training on all of its data at once "
+        "repeats them, too.",
         causes=(
             "next(iter(loader)) within the loop: it begins a new epoch on every step.",
             "A dataset that returns the same item for every index.",

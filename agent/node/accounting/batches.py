@@ -43,6 +43,8 @@ class _Streak:
     pairs: int = 0
     first: bool = True
     """Whether the rank has had no other batch."""
+    group: str = ""
+    """Ranks that get data of their own for the same part of the model; empty: not known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class BatchTracker(Tracker):
 
     def _fold_repeats(self, step: MergedStep) -> None:
         any_repeat = is_new = False
-        for rank, digest in _digests(step).items():
+        for rank, (group, digest) in _digests(step).items():
             streak = self.streaks.get(rank)
             if streak is not None and streak.digest == digest:
                 neighbour = step.sequence == streak.sequence + 1
@@ -105,7 +107,11 @@ class BatchTracker(Tracker):
                 continue
             self.changes[rank] = self.changes.get(rank, -1) + 1
             self.streaks[rank] = _Streak(
-                digest=digest, begin=step.step, sequence=step.sequence, first=streak is None
+                digest=digest,
+                begin=step.step,
+                sequence=step.sequence,
+                first=streak is None,
+                group=group,
             )
         loaded = step.columns.get(BATCH_LOADED)
         if step.sequence % BATCH_INTERVAL_STEPS:
@@ -120,11 +126,21 @@ class BatchTracker(Tracker):
         self.kept |= step.flag(BATCH_KEPT)
 
     def _repeated(self) -> RepeatedBatch | None:
-        """Return the batch that is repeated although there are, or were, others on any rank.
+        """Return the batch that is repeated although there are, or were, others.
+
+        Also on ranks with data for the same part of the model: other stages may get none.
 
         A training on all of its data at once has no other batch, and keeps it.
         """
-        ranks = [rank for rank, own in self.streaks.items() if self._is_stuck(own)]
+        changes: dict[str, int] = {}
+        for rank, own in self.streaks.items():
+            place = own.group or str(rank)
+            changes[place] = max(changes.get(place, 0), self.changes.get(rank, 0))
+        ranks = [
+            rank
+            for rank, own in self.streaks.items()
+            if self._is_stuck(own, changes[own.group or str(rank)])
+        ]
         if not ranks:
             return None
         begin = max(self.streaks[rank].begin for rank in ranks)
@@ -135,10 +151,10 @@ class BatchTracker(Tracker):
             of_all=len(ranks) == len(self.streaks),
         )
 
-    def _is_stuck(self, streak: _Streak) -> bool:
+    def _is_stuck(self, streak: _Streak, changes: int) -> bool:
         if streak.pairs < _PAIRS:
             return False
-        had_others = max(self.changes.values(), default=0) >= _CHANGES and not self.kept
+        had_others = changes >= _CHANGES and not self.kept
         taken_once = streak.first and self.any_loaded
         return self.loaded or had_others or taken_once
 
@@ -179,10 +195,10 @@ class BatchTracker(Tracker):
         return SingleRows(ranks=ranks, usual_rows=self.usual_rows) if ranks else None
 
 
-def _digests(step: MergedStep) -> Mapping[int, float]:
+def _digests(step: MergedStep) -> Mapping[int, tuple[str, float]]:
     return {
-        rank: digest
-        for batches in step.batches.values()
+        rank: (group, digest)
+        for group, batches in step.batches.items()
         for digest, ranks in batches.items()
         for rank in ranks
     }
