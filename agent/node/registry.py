@@ -26,8 +26,8 @@ COMMIT_INTERVAL_SECONDS = 1.0
 _COMMIT_SHARE = 0.01
 """Of a core, for commits: the ledger of a run with 100 000 ranks takes long to write. What is lost
 with an agent that is killed is read again, from the rings and from other nodes."""
-STANDSTILL_SECONDS = 5.0
-"""An agent that has not polled for so long was stopped, and has not heard other nodes either."""
+STOPPED_SECONDS = 5.0
+"""An agent that has not polled for so long was stopped, and got no reports of other nodes."""
 FIRST_RING_SECONDS = 60.0
 """Time to wait for the first ring of a run."""
 
@@ -50,7 +50,7 @@ class RunSupervisor:
         self._linger_seconds = settings.linger_seconds
         self._started_seconds = now_seconds
         self._polled_seconds = now_seconds
-        self._stood = False
+        self._was_stopped = False
         self._started_unix_ns = time.time_ns()
         self._commit_due_seconds = now_seconds + COMMIT_INTERVAL_SECONDS
         self._ended_since_seconds: float | None = None
@@ -73,11 +73,11 @@ class RunSupervisor:
 
     def poll(self, now_seconds: float) -> None:
         """Update the account. A failure is logged once per kind; supervision continues."""
-        stood_seconds, self._polled_seconds = now_seconds - self._polled_seconds, now_seconds
+        gap_seconds, self._polled_seconds = now_seconds - self._polled_seconds, now_seconds
         try:
-            stood_before, self._stood = self._stood, stood_seconds >= STANDSTILL_SECONDS
-            if self._stood and not stood_before:  # one that is always slow would wait for ever
-                self.run.postpone(stood_seconds)
+            before, self._was_stopped = self._was_stopped, gap_seconds >= STOPPED_SECONDS
+            if self._was_stopped and not before:  # one that is always slow would wait for ever
+                self.run.postpone(gap_seconds)
             self.run.poll(now_seconds)
             self._note_end(now_seconds)
             if now_seconds >= self._commit_due_seconds:

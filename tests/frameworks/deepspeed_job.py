@@ -17,6 +17,7 @@ os.environ["TORCHDYNAMO_DISABLE"] = "1"  # DeepSpeed compiles Muon, for minutes
 import torch
 import torch.distributed as dist
 
+from mp_agent.records.columns import BATCH_INTERVAL_STEPS
 from tests.agent.probe.watching import watched
 from tests.frameworks.deepspeed_variants import (
     CLIP,
@@ -119,6 +120,16 @@ def train(variant: Variant, engine: Any, steps: int, directory: Path | None = No
         (directory / "seen.json").write_text(json.dumps(seen))
 
 
+def train_on_one_batch(directory: Path) -> None:
+    """Train all ranks on the same batch, until after the first look at batches."""
+    with watched(directory, dist.get_rank(), dist.get_world_size()):
+        engine = make_engine(Variant(2))
+        for _ in range(MICRO_BATCHES * (BATCH_INTERVAL_STEPS + 1)):
+            engine.backward(engine(batch(1, 0, 0)))
+            engine.step()
+        engine.destroy()
+
+
 def weights_of(engine: Any) -> dict[str, torch.Tensor]:
     """The weights that the model computes with, in double precision; gathered under ZeRO 3."""
     deepspeed = import_deepspeed()
@@ -162,6 +173,8 @@ def main(directory: Path, names: list[str]) -> None:
         run(variant, place)
         if dist.get_rank() == 0:
             print(f"{variant.name}: {time.perf_counter() - begun:.2f} s", flush=True)
+    dist.barrier()
+    train_on_one_batch(directory / "one batch")
     dist.barrier()
     end_process_group()
 

@@ -6,7 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.agent.probe.rings import merge_layer_tables, merge_rings, read_ring, rows_by_name
+from mp_agent.records.columns import BATCH_INTERVAL_STEPS
+from tests.agent.probe.rings import (
+    merge_layer_tables,
+    merge_rings,
+    read_ring,
+    read_rings,
+    rows_by_name,
+)
 from tests.frameworks.deepspeed_variants import (
     CLIP,
     POISONED_STEP,
@@ -152,6 +159,13 @@ def test_gradients_that_are_not_finite_are_counted_and_the_step_is_skipped(rings
     assert poisoned.get("nan_elements") == poisoned.get("elements")
     assert poisoned.get("skipped") == 1.0
     assert poisoned.nonfinite_loss_ranks == (1,)
+
+
+def test_batches_that_ranks_share_are_seen(trained):
+    last = merge_rings(read_rings(trained / "one batch", WORLD, one_schema=False))[-1]
+    assert last.sequence == BATCH_INTERVAL_STEPS + 1
+    ((group, batches),) = last.batches.items()
+    assert (group, list(map(sorted, batches.values()))) == ("0-1", [[0, 1]])
 
 
 @pytest.mark.parametrize("name", [Variant(2, resumed=True).name])

@@ -11,8 +11,8 @@ from typing import Any
 from mp_agent.backtest.log.columns import NUMBERS, QUANTITIES, STEP, Row, plain
 from mp_agent.backtest.log.rows import EPOCH, EPOCH_STEPS
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows
-from mp_agent.backtest.readers.text import NOTEBOOK, NUMBER, lines_of, stamp
+from mp_agent.backtest.readers.format import NOTEBOOK, LogFormat, bounded_rows, log_of_rows
+from mp_agent.backtest.readers.text import NUMBER, lines_of, stamp
 from mp_agent.errors import NothingToJudge
 
 _Line = tuple[int, str]

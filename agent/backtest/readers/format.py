@@ -15,6 +15,8 @@ _Row = TypeVar("_Row", bound=Row)
 
 HEAD_BYTES = 65_536
 """How much of a file is looked at to recognise its format."""
+NOTEBOOK = ".ipynb"
+"""Suffix of the files that are read for what their cells have printed."""
 ROWS_MAX = 5_000_000
 """Each takes some 300 bytes of memory."""
 

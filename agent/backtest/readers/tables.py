@@ -10,7 +10,13 @@ from typing import Any
 from mp_agent.backtest.log.columns import QUANTITIES, STEP, Row, choose_columns, number, plain
 from mp_agent.backtest.log.rows import EPOCH, Problems, rows_of_columns
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.format import LogFormat, bounded_rows, log_of_rows, run_name
+from mp_agent.backtest.readers.format import (
+    NOTEBOOK,
+    LogFormat,
+    bounded_rows,
+    log_of_rows,
+    run_name,
+)
 from mp_agent.errors import LogError, NothingToJudge, SourceError
 from mp_agent.inputs.files import bounded_values, parse_json, read_text
 
@@ -117,7 +123,7 @@ def _recognises_json_lines(path: Path, head: bytes) -> bool:
     # Python's own notation, with single quotes, is the console of a trainer.
     is_object = _OBJECT.match(first) is not None and first.strip()[-1:] == b"}"
     # A `.json` file with a single object is a table, and a notebook is one object too.
-    return is_object and (path.suffix not in (".json", ".ipynb") or rest.lstrip()[:1] == b"{")
+    return is_object and (path.suffix not in (".json", NOTEBOOK) or rest.lstrip()[:1] == b"{")
 
 
 def _read_json_lines(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:

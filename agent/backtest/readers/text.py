@@ -13,7 +13,13 @@ from typing import Any
 from mp_agent.backtest.log.columns import STEP, Row
 from mp_agent.backtest.log.rows import Problems
 from mp_agent.backtest.log.training_log import ReadOptions, TrainingLog
-from mp_agent.backtest.readers.format import ROWS_MAX, LogFormat, bounded_rows, log_of_rows
+from mp_agent.backtest.readers.format import (
+    NOTEBOOK,
+    ROWS_MAX,
+    LogFormat,
+    bounded_rows,
+    log_of_rows,
+)
 from mp_agent.backtest.readers.tables import SUMMARY, step_seconds_of
 from mp_agent.errors import LogError, NothingToJudge, SourceError
 from mp_agent.inputs.files import parse_json, read_lines, read_text
@@ -28,7 +34,6 @@ NUMBER = rf"[-+]?(?:{_DECIMAL}|nan|NaN|NAN|inf|Inf|INF|Infinity)"
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
 _CELL_TAG = re.compile(r"<t[hd]\b[^<>]*>")
 _TAG = re.compile(r"<[^<>]*>")
-NOTEBOOK = ".ipynb"
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 

@@ -130,7 +130,7 @@ class RootMerger:
         self._grace_seconds = grace_seconds
 
     def postpone(self, seconds: float) -> None:
-        """Wait so much longer for the nodes, which this agent has not heard meanwhile."""
+        """Wait so much longer for the nodes, whose reports this agent did not get meanwhile."""
         self.steps.postpone(seconds)
         self.tables.postpone(seconds)
         self.nodes.postpone(seconds)

@@ -228,7 +228,7 @@ class Run:
         self._state.follow_pace(pace_seconds)
 
     def postpone(self, seconds: float) -> None:
-        """At the root, wait so much longer for rows of other nodes: this agent stood still."""
+        """At the root, wait so much longer for rows of other nodes: this agent was stopped."""
         self._state.member.postpone(seconds)
 
     def poll(self, now_seconds: float) -> None:

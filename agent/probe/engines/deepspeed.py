@@ -130,9 +130,15 @@ def make_plan(engine: Any, label: str) -> EnginePlan:
 
 
 def _data_ranks(engine: Any) -> Sequence[int]:
-    """Return the ranks that train on data of their own; those that split sequences get the same."""
+    """Return the ranks that train on data of their own; those that split sequences get the same.
+
+    None where that is not known: the group may be one of the user's own.
+    """
     group = getattr(engine, "data_parallel_group", None)
-    return () if group is None else dist.get_process_group_ranks(group)
+    try:
+        return () if group is None else dist.get_process_group_ranks(group)
+    except LAYOUT_ERRORS:
+        return ()
 
 
 def _gathered(optimizer: Any) -> Iterable[torch.Tensor]:

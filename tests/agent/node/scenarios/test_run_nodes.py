@@ -347,7 +347,7 @@ def test_a_root_that_is_always_slow_does_not_wait_for_ever(nodes: Nodes):
     watch.release()
 
 
-def test_a_root_that_stood_still_waits_for_what_it_has_not_heard(nodes: Nodes):
+def test_a_root_that_was_stopped_waits_for_reports_it_did_not_get(nodes: Nodes):
     watch = supervised_root(nodes)
     for node in (nodes.root, nodes.other):
         node.steps()
