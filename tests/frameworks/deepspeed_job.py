@@ -34,6 +34,8 @@ from tests.frameworks.deepspeed_variants import (
 )
 from tests.gloo import end_process_group
 
+ONE_BATCH_STAGES = (2, 3)
+
 
 def config_of(variant: Variant) -> dict[str, object]:
     config: dict[str, object] = {
@@ -120,14 +122,23 @@ def train(variant: Variant, engine: Any, steps: int, directory: Path | None = No
         (directory / "seen.json").write_text(json.dumps(seen))
 
 
-def train_on_one_batch(directory: Path) -> None:
-    """Train all ranks on the same batch, until after the first look at batches."""
-    with watched(directory, dist.get_rank(), dist.get_world_size()):
-        engine = make_engine(Variant(2))
+def train_on_one_batch(directory: Path, stage: int) -> None:
+    """Train all ranks on the same batch, until after the first look at batches.
+
+    Writes the largest outputs of the last layer, of each micro-batch.
+    """
+    rank = dist.get_rank()
+    largest: list[float] = []
+    with watched(directory, rank, dist.get_world_size(), measure_activations=True):
+        engine = make_engine(Variant(stage))
+        engine.module.head.register_forward_hook(
+            lambda module, inputs, outputs: largest.append(float(outputs.abs().max()))
+        )
         for _ in range(MICRO_BATCHES * (BATCH_INTERVAL_STEPS + 1)):
             engine.backward(engine(batch(1, 0, 0)))
             engine.step()
         engine.destroy()
+    (directory / f"largest{rank}.json").write_text(json.dumps(largest))
 
 
 def weights_of(engine: Any) -> dict[str, torch.Tensor]:
@@ -174,7 +185,10 @@ def main(directory: Path, names: list[str]) -> None:
         if dist.get_rank() == 0:
             print(f"{variant.name}: {time.perf_counter() - begun:.2f} s", flush=True)
     dist.barrier()
-    train_on_one_batch(directory / "one batch")
+    for stage in ONE_BATCH_STAGES:
+        place = directory / f"one batch {stage}"
+        place.mkdir(exist_ok=True)
+        train_on_one_batch(place, stage)
     dist.barrier()
     end_process_group()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mp_agent.records.columns import BATCH_INTERVAL_STEPS
+from mp_agent.records.columns import ACTIVATIONS, BATCH_INTERVAL_STEPS
 from tests.agent.probe.rings import (
     merge_layer_tables,
     merge_rings,
@@ -16,6 +16,7 @@ from tests.agent.probe.rings import (
 )
 from tests.frameworks.deepspeed_variants import (
     CLIP,
+    MICRO_BATCHES,
     POISONED_STEP,
     RESUMED_STEPS,
     STEPS,
@@ -161,11 +162,22 @@ def test_gradients_that_are_not_finite_are_counted_and_the_step_is_skipped(rings
     assert poisoned.nonfinite_loss_ranks == (1,)
 
 
-def test_batches_that_ranks_share_are_seen(trained):
-    last = merge_rings(read_rings(trained / "one batch", WORLD, one_schema=False))[-1]
+@pytest.mark.parametrize("stage", [2, 3])
+def test_batches_and_outputs_of_modules_are_looked_at(trained, stage):
+    place = trained / f"one batch {stage}"
+    rings = read_rings(place, WORLD, one_schema=False)
+    last = merge_rings(rings)[-1]
     assert last.sequence == BATCH_INTERVAL_STEPS + 1
     ((group, batches),) = last.batches.items()
     assert (group, list(map(sorted, batches.values()))) == ("0-1", [[0, 1]])
+
+    largest = json.loads((place / "largest0.json").read_text())
+    tables = merge_layer_tables(rings, family=ACTIVATIONS.name)
+    assert tables
+    for sequence, table in tables.items():
+        found = rows_by_name(table)["head"][ACTIVATIONS.names.index("abs_max")]
+        of_step = largest[MICRO_BATCHES * (sequence - 1) : MICRO_BATCHES * sequence]
+        assert found in [pytest.approx(each, rel=1e-6) for each in of_step]
 
 
 @pytest.mark.parametrize("name", [Variant(2, resumed=True).name])
