@@ -194,6 +194,7 @@ def test_what_would_be_wrong_is_named_and_left_out(rings, name):
         assert ring.schema.fact("strategy") == "deepspeed_zero2"
         assert ring.schema.layers == ()
     for step in merge_rings(rings):
+        assert step.get("gradients_measured") == 0.0, "a run without gradients is another mistake"
         assert step.get("sum_squares") is None
         assert step.get("clip_norm") is None
         loss = step.get("loss")

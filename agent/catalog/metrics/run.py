@@ -188,8 +188,8 @@ RUN_METRICS = (
     counter(
         "mp_agent.steps.measured",
         "{step}",
-        help="Optimizer steps of which the gradients were measured. Fewer than the steps where "
-        "overhead_budget leaves some out, or CUDA graphs contain whole steps.",
+        help="Optimizer steps of which the gradients were measured. Left out are those beyond "
+        "overhead_budget, in CUDA graphs, and of engines that show no gradients.",
         count=lambda change: float(change.step.flag("gradients_measured")),
     ),
     gauge(

@@ -125,7 +125,7 @@ def make_plan(engine: Any, label: str) -> EnginePlan:
         data_ranks=_data_ranks(engine),
         unsupported=reason,
         unknown_layout=UNKNOWN_LAYOUT,
-        root=engine.module,
+        root=None if reason else engine.module,
     )
 
 

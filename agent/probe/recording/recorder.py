@@ -131,7 +131,9 @@ class StepRecorder:
             self._instruments.gradients_left_out(step, [plan for plan, _ in usable])
             return
         if of_run:
-            step.scalars["gradients_measured"] = 1.0
+            # Of an engine whose gradients are not known to be right, there are no layers.
+            known = any(plan.layers or not plan.unsupported for plan, _ in usable if plan.of_run)
+            step.scalars["gradients_measured"] = float(known)
         timer = accelerator.start_timer(usable[0][0].device)
         self._step_measurement.fill_in(step, usable, at_all_layers=delivery.wants_all_layers)
         measured = [plan for plan, _ in usable]

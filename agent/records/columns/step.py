@@ -71,7 +71,8 @@ COMMON_STEP_COLUMNS = (
         "gradients_measured",
         Algebra.MIN,
         "1 if the gradients of the run were measured, 0 if they were left out: to stay within "
-        "overhead_budget, or in a CUDA graph. Where any rank left them out, the step has none",
+        "overhead_budget, in a CUDA graph, or since none can be measured. Where any rank left them "
+        "out, the step has none",
     ),
     Column(
         "measuring_interval_steps", Algebra.MAX, "gradients are measured on every so many steps"
