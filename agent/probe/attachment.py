@@ -87,6 +87,7 @@ class Attachment:
             group=lambda: group,
             awaits_optimizer=awaits_optimizer,
         )
+        self._requests = self.probe.requests
 
     def begin(self, model: nn.Module | None, optimizer: optim.Optimizer | None) -> None:
         """Install the hooks on torch and on the interpreter's exit."""
@@ -183,7 +184,7 @@ class Attachment:
             self._ring.writer.count(probe_errors=1)
 
     def _on_step(self) -> None:
-        requests = self.probe.requests
+        requests = self._requests
         if requests is not None and (step := requests.take_unreported()) is not None:
             self.probe.later(partial(self._checkpoints.call, step))
         now_seconds = time.monotonic()

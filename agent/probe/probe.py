@@ -134,7 +134,8 @@ class Probe:
             awaits_optimizer=awaits_optimizer,
             guarded=bool(settings.guard),
         )
-        self._tracker = StepTracker(context, self._shield, self._step_ended)
+        ends = on_step if self._reduction is None else self._step_ended
+        self._tracker = StepTracker(context, self._shield, ends)
         self._on_step = on_step
         self._context = context
         self._updates = _guard_of_updates(settings, context, group)

@@ -87,12 +87,13 @@ class EngineReducers(Reducers):
     """Whether an engine averages gradients: some optimizers exchange compressed momenta instead."""
 
     def __init__(self, engine: Any, keeper: Keeper) -> None:
-        self._averages = not keeper.split and bool(keeper.parts)
+        super().__init__((), ())
+        self.any = not keeper.split and bool(keeper.parts)
         self._engine = weakref.ref(engine)
 
     def reduced(self) -> bool | None:
         """Return whether replicas step with the same gradients; None where there are none."""
-        if not self._averages:
+        if not self.any:
             return None
         return bool(getattr(self._engine(), "enable_backward_allreduce", True))
 

@@ -280,12 +280,12 @@ class DataParallelReducers(Reducers):
     """Megatron's wrapper reduces gradients where all ranks have them; of slices it is not asked."""
 
     def __init__(self, *, copied: bool) -> None:
-        self._copied = copied
         super().__init__((), ())
+        self.any = copied
 
     def reduced(self) -> bool | None:
         """Return whether replicas step with the same gradients; None where there are none."""
-        return True if self._copied else None
+        return True if self.any else None
 
 
 def make_plan(optimizer: Any, label: str) -> EnginePlan:

@@ -193,7 +193,7 @@ def make_engine_plan(
     rows = tuple(tuple(i for i, own in enumerate(shares) if own == share) for share in distinct)
     return EnginePlan(
         label=label,
-        joint=False,
+        of_run=not label,
         signature=(),
         waiting=(),
         declared=declarations.generation,

@@ -129,14 +129,15 @@ def lies_like(gradient: DTensor, parameter: torch.Tensor) -> bool:
 class MeasurementPlan:
     """The layers of one optimizer on this rank. Made once, and again when its groups change.
 
-    label, joint: of the optimizer, as in `Share`.
+    label: of the optimizer, as in `Share`.
+    of_run: whether the gradients are the run's, or a part of them.
     identities: `id` of each parameter of the optimizer; they live as long as the plan.
     slots: [L], in the order of `layers`. plain: every one is a whole parameter that lies here.
     rows_of_share: per share the rows [N] of its layers.
     """
 
     label: str
-    joint: bool
+    of_run: bool
     signature: tuple[tuple[int, ...], ...]
     declared: int
     """Generation of the declarations that were known when the plan was made."""
@@ -168,11 +169,6 @@ class MeasurementPlan:
     """Class of the optimizer and epsilon, where the state's format rounds that to zero."""
     view: weakref.ref[LibraryOptimizer] | None = None
     """View of another library's optimizer, which may be called with gradients."""
-
-    @property
-    def of_run(self) -> bool:
-        """Whether the gradients are the run's, or a part of them."""
-        return self.joint or not self.label
 
     @property
     def used_sources(self) -> tuple[TensorRef, ...]:
@@ -299,7 +295,7 @@ def make_plan(
     )
     return MeasurementPlan(
         label=label,
-        joint=joint,
+        of_run=joint or not label,
         signature=signature_of(optimizer),
         waiting=waiting,
         frozen=tuple(each for each in frozen.values() if each.device == device),

@@ -50,9 +50,9 @@ class NewOptimizers:
 
     def __init__(self, candidates_at_most: int) -> None:
         self._candidates_at_most = candidates_at_most
-        self._candidates: list[weakref.ref[Optimizer]] = []
+        self.candidates: list[weakref.ref[Optimizer]] = []
         """Those that may train a part of the run's model."""
-        self._unexamined: list[weakref.ref[Optimizer]] = []
+        self.unexamined: list[weakref.ref[Optimizer]] = []
         """Those made since the first one's plan, of this model or of any other."""
         self._made: list[weakref.ref[Optimizer]] = []
         """The latest, for a clipping of parameters that none of the watched ones holds."""
@@ -62,7 +62,7 @@ class NewOptimizers:
         reference = weakref.ref(optimizer)
         self._made = [*self._made, reference][-_MADE_AT_MOST:]
         if candidate:
-            self._unexamined = [*self._unexamined, reference][-self._candidates_at_most :]
+            self.unexamined = [*self.unexamined, reference][-self._candidates_at_most :]
 
     def find_candidates(
         self,
@@ -78,22 +78,17 @@ class NewOptimizers:
         """
         known = distinct([*reversed(alive(self._made)), *live.optimizers])
         others = [each for each in reversed(known) if each is not optimizer]
-        self._candidates = [
+        self.candidates = [
             weakref.ref(each)
             for each in others
             if root is None or trains_part_of(each, root, identities)
         ][-self._candidates_at_most :]
-        self._unexamined = []
+        self.unexamined = []
         self._made = list(map(weakref.ref, others[-_MADE_AT_MOST:]))
 
     def all(self) -> list[Optimizer]:
         """Return those that still exist."""
-        return alive([*self._made, *self._candidates, *self._unexamined])
-
-    @property
-    def any_candidates(self) -> bool:
-        """Whether any may still train a part of the run's model."""
-        return bool(self._candidates or self._unexamined)
+        return alive([*self._made, *self.candidates, *self.unexamined])
 
     @property
     def any_made(self) -> bool:
@@ -109,16 +104,16 @@ class NewOptimizers:
         not read.
         """
         known = {id(each) for each in watched if each is not None}
-        self._candidates += [
+        self.candidates += [
             weakref.ref(each)
-            for each in alive(self._unexamined)
+            for each in alive(self.unexamined)
             if root is None or holds_any(root, optimizer_parameters(each))
         ]
-        self._unexamined = []
-        new = [each for each in alive(self._candidates) if id(each) not in known]
+        self.unexamined = []
+        new = [each for each in alive(self.candidates) if id(each) not in known]
         ready = {id(each) for each in new if has_gradient(each)}
         waiting = [weakref.ref(each) for each in new if id(each) not in ready]
-        self._candidates = waiting[-self._candidates_at_most :]
+        self.candidates = waiting[-self._candidates_at_most :]
         return [each for each in new if id(each) in ready]
 
     def pop_holders(self, parameters: Sequence[torch.Tensor]) -> list[Optimizer]:
@@ -173,7 +168,7 @@ class PlanCache:
         self._known = [known, *self._known[: PLANS_KEPT - 1]]
 
     def find(
-        self, optimizer: Optimizer, label: str, joint: bool, ranks_in_run: int, *, alike: bool
+        self, optimizer: Optimizer, label: str, of_run: bool, ranks_in_run: int, *, alike: bool
     ) -> MeasurementPlan | None:
         """Return a known plan for an optimizer of the same parameters; None when there is none.
 
@@ -184,7 +179,7 @@ class PlanCache:
         parameters = tuple(optimizer_parameters(optimizer))
         for known in self._known:
             plan = known.plan
-            if (plan.label, plan.joint, known.ranks_in_run) != (label, joint, ranks_in_run):
+            if (plan.label, plan.of_run, known.ranks_in_run) != (label, of_run, ranks_in_run):
                 continue
             if plan.declared != declarations.generation:
                 continue
@@ -239,7 +234,7 @@ class PlanMaker:
         self._new_optimizers = new_optimizers
         self._model: weakref.ref[nn.Module] | None = None
         """The model that the user named."""
-        self._root: weakref.ref[nn.Module] | None = None
+        self.root: weakref.ref[nn.Module] | None = None
         """The module tree of the first one's parameters."""
         self.strays: list[weakref.ref[nn.Module]] = []
         """Modules other than the run's model of which no optimizer held any parameter at first."""
@@ -253,20 +248,11 @@ class PlanMaker:
         """Use the model that the user named."""
         self._model = None if model is None else weakref.ref(model)
 
-    def note_root(self, root: "weakref.ref[nn.Module]") -> None:
-        """Use the module tree that a plan was made of elsewhere."""
-        self._root = root
-
-    @property
-    def root(self) -> nn.Module | None:
-        """The module tree of the run's model, while it lives."""
-        return None if self._root is None else self._root()
-
     def find_root_again(self, optimizer: Optimizer) -> None:
         """Find the outermost module again if it is gone: a script may wrap the model again."""
-        if self._root is not None and self._root() is None:
+        if self.root is not None and self.root() is None:
             root, _ = self._root_of(list(optimizer_parameters(optimizer)), self.live_objects())
-            self._root, self._live = None if root is None else weakref.ref(root), None
+            self.root, self._live = None if root is None else weakref.ref(root), None
 
     def make(
         self, optimizer: Optimizer, watched: WatchedOptimizer, *, only_one: bool
@@ -279,7 +265,7 @@ class PlanMaker:
         found = self._cache.find(
             optimizer,
             watched.label,
-            watched.joint,
+            watched.joint or not watched.label,
             ranks,
             alike=not self._walks.left and only_one,
         )
@@ -287,14 +273,14 @@ class PlanMaker:
             return found
         live = self.live_objects()
         parameters = list(optimizer_parameters(optimizer))
-        known = self._root if watched.joint else self._model
+        known = self.root if watched.joint else self._model
         root = None if known is None or watched.role is Role.SEPARATE else known()
         if root is None or not holds_any(root, parameters):
             root, live = self._root_of(parameters, live)
         plan = make_plan(optimizer, live, root, ranks, watched.label, joint=watched.joint)
         self._cache.remember(plan, optimizer, ranks)
         if watched.role is Role.FIRST:
-            self._root = None if root is None else weakref.ref(root)
+            self.root = None if root is None else weakref.ref(root)
             self._new_optimizers.find_candidates(optimizer, root, live, plan.identities)
             optimizers = [*live.optimizers, *self._new_optimizers.all(), optimizer]
             self.strays = list(map(weakref.ref, strays_of(live.modules, root, optimizers)))
@@ -306,7 +292,7 @@ class PlanMaker:
 
         held: ids of the others' parameters. For a model that is no module: all that is in none.
         """
-        root = self.root
+        root = None if self.root is None else self.root()
         if root is not None:
             return trains_part_of(optimizer, root, held)
         parameters = list(optimizer_parameters(optimizer))

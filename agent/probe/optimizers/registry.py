@@ -78,7 +78,8 @@ class OptimizerRegistry:
     @property
     def root(self) -> nn.Module | None:
         """The outermost module of the run's model, once the first plan has found it."""
-        return self._plan_maker.root
+        root = self._plan_maker.root
+        return None if root is None else root()
 
     @property
     def known(self) -> tuple[WatchedOptimizer, ...]:
@@ -170,7 +171,7 @@ class OptimizerRegistry:
         watched.plan(whole=True)  # the first one's finds the candidates
         if not watched.of_run:
             return [watched]
-        if self._new.any_candidates:
+        if self._new.candidates or self._new.unexamined:
             self._add_candidates()
         found = [each for each in self.roles.watched if each.role is not Role.SEPARATE]
         for other in found:
@@ -180,7 +181,7 @@ class OptimizerRegistry:
 
     def trains_the_model(self, watched: WatchedOptimizer) -> bool:
         """Return whether `watched` holds parameters of the module tree of the run's."""
-        root, optimizer = self._plan_maker.root, watched.optimizer
+        root, optimizer = self.root, watched.optimizer
         if root is None or optimizer is None:
             return False
         return holds_any(root, optimizer_parameters(optimizer))
@@ -428,7 +429,7 @@ class OptimizerRegistry:
     def _make_engine_plan(self, engine: OwningEngine, watched: WatchedOptimizer) -> MeasurementPlan:
         plan = engine.make_plan(watched.label)
         if watched.role is Role.FIRST and isinstance(plan, EnginePlan) and plan.root is not None:
-            self._plan_maker.note_root(plan.root)
+            self._plan_maker.root = plan.root
         return plan
 
     def _make_plan(self, optimizer: Optimizer, watched: WatchedOptimizer) -> MeasurementPlan:

@@ -15,7 +15,7 @@ from mp_agent.probe.isolation import TensorRef
 from mp_agent.probe.optimizers.loop_order import GradientUse, ModelMode, any_of
 from mp_agent.probe.optimizers.parameter_names import has_gradient, optimizer_parameters
 from mp_agent.probe.optimizers.plan import MeasurementPlan, change_count, few_elements
-from mp_agent.probe.scalars import Scalar, scalar_of
+from mp_agent.probe.scalars import Scalar, scalar_of, snapshot_of
 from mp_agent.records.columns import LEARNING_RATES_ZERO, OPTIMIZER_NEVER_STEPS
 
 MakePlan = Callable[[Optimizer, "WatchedOptimizer"], MeasurementPlan]
@@ -123,10 +123,11 @@ class WatchedOptimizer:
         """Change the label."""
         self.label, self._plan = label, None
 
-    def learning_rate(self) -> object:
-        """Return the learning rate of the first parameter group, as it is kept there."""
+    def learning_rate(self) -> Scalar | None:
+        """Return the learning rate of the first parameter group; None where it is no number."""
         optimizer = self._optimizer()
-        return None if optimizer is None else optimizer.param_groups[0].get("lr")
+        rate = None if optimizer is None else optimizer.param_groups[0].get("lr")
+        return rate if type(rate) is float else snapshot_of(rate)
 
     def note_rate_0(self, scalars: dict[str, Scalar]) -> None:
         """Add to a step of the run whether all groups so far have rate 0, as the host knows it."""

@@ -37,7 +37,10 @@ _HOOKS_OF_TORCH = "torch.distributed.algorithms.ddp_comm_hooks."
 
 
 class Reducers:
-    """The wrappers that reduce the gradients of some parameters. Keeps none of them alive."""
+    """The wrappers that reduce the gradients of some parameters. Keeps none of them alive.
+
+    any: whether there were any, or an engine does so.
+    """
 
     def __init__(self, modules: Iterable[nn.Module], parameters: Collection[int]) -> None:
         """Find them among `modules`; `parameters` are given by `id`."""
@@ -47,6 +50,7 @@ class Reducers:
             if isinstance(module, (DistributedDataParallel, FSDPModule))
             and any(id(parameter) in parameters for parameter in nn.Module.parameters(module))
         )
+        self.any = bool(self._wrappers)
 
     def reduced(self) -> bool | None:
         """Return whether the last backward reduced gradients over all replicas.
@@ -54,7 +58,7 @@ class Reducers:
         None where no wrapper reduces any. False also where that is not known: of a communication
         hook that is not torch's own.
         """
-        wrappers = self._alive() if self._wrappers else None
+        wrappers = self._alive()
         return all(map(_has_reduced, wrappers)) if wrappers else None
 
     @property

@@ -103,6 +103,8 @@ class StepRecorder:
             if self._cut_layers.looking and scaled[0][0].of_run:
                 self._look_at_order(step)
             if step.sequence >= self._census.looks.due and scaled[0][0].of_run:
+                if self._registry.ranks_in_run() > 1:
+                    self._instruments.have_ranks()
                 self._take_census(step)
             if step.sequence >= self._changes.looks.due and scaled[0][0].of_run:
                 self._compare_weights(step)
@@ -137,9 +139,8 @@ class StepRecorder:
         timer = accelerator.start_timer(usable[0][0].device)
         self._step_measurement.fill_in(step, usable, at_all_layers=delivery.wants_all_layers)
         measured = [plan for plan, _ in usable]
-        for plan in measured:
-            if (reduced := plan.reducers.reduced()) is not None:
-                step.note_reduction(reduced)
+        for reducers in (plan.reducers for plan in measured if plan.reducers.any):
+            step.note_reduction(reducers.reduced())
         self._instruments.gradients_measured(step, measured)
         if of_run and step.sequence >= self._changes.looks.due:
             self._sample_weights(step, usable)
@@ -275,8 +276,6 @@ class StepRecorder:
         """Return what takes records; the ring gets a schema when there is a new plan."""
         if not plans or self._writer is None:
             return None
-        if self._registry.ranks_in_run() > 1:
-            self._instruments.have_ranks()
         self._schema.own_families = self._instruments.layers()
         self._schema.leaves_out = bool(self._registry.left_out)
         return self._schema.delivery_for(plans, self._writer)

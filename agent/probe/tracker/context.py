@@ -15,7 +15,7 @@ from mp_agent.probe.optimizers.roles import FewWeights, Role, WatchedOptimizer
 from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.recording.run_facts import ObservedTraits
 from mp_agent.probe.ring_connection import RingConnection
-from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
+from mp_agent.probe.scalars import Scalar, reciprocal
 from mp_agent.probe.step.boundaries import STATE_KNOWN_STEP, StepBoundaries, TrainerStep
 from mp_agent.probe.step.data import Loaders, Seeds
 from mp_agent.probe.step.open_step import OpenStep
@@ -154,10 +154,8 @@ class TrackerContext:
     def note_learning_rate(self, watched: WatchedOptimizer) -> None:
         """Record the learning rate of the open step, unless it is known already."""
         scalars = self.boundaries.step.scalars
-        if "learning_rate" not in scalars:
-            rate = snapshot_of(watched.learning_rate())
-            if rate is not None:
-                scalars["learning_rate"] = rate
+        if "learning_rate" not in scalars and (rate := watched.learning_rate()) is not None:
+            scalars["learning_rate"] = rate
 
     def renew_learning_rate(self, watched: WatchedOptimizer) -> None:
         """Record the learning rate that the run is about to step with, if it was recorded before.

@@ -98,7 +98,7 @@ class StepEnd:
             awaited |= self._made_only_now()
         roles.stepped(watched)
         if not watched.of_run:
-            if (rate := snapshot_of(watched.learning_rate())) is not None:
+            if (rate := watched.learning_rate()) is not None:
                 watched.scalars["learning_rate"] = rate
             self.publish(context.boundaries.other_ended(watched))
         elif ends_step:
