@@ -213,11 +213,13 @@ UPDATES_LOST = Condition(
 
 OPTIMIZER_STATE_LOST = Condition(
     name="MpAgentOptimizerStateLost",
-    summary="The run goes on from a checkpoint, and its optimizer has lost its state.",
+    summary="The optimizer has lost its state: after a checkpoint, or at every step.",
     meaning="The schedule of the learning rate, or the trainer, goes on from a step far from the "
     "first, and the optimizer began with empty state. Momentum and second moments start from 0: "
     "at the learning rate that the run had reached, the first updates are not those that it "
-    "would have made, and the loss may rise for some hundred steps.",
+    "would have made, and the loss may rise for some hundred steps. Or the loop makes a new "
+    "optimizer for each step: there is no momentum then, and Adam moves every weight by the "
+    "learning rate, whatever the size of its gradient.",
     confirm="mp_agent_resumed_without_state_steps. In the script, print len(optimizer.state) after "
     "the checkpoint is loaded.",
     remedies=(
@@ -226,6 +228,7 @@ OPTIMIZER_STATE_LOST = Condition(
         "With Transformers, see that the checkpoint has optimizer.pt: save_only_model leaves it "
         "out, and the trainer then resumes without it.",
         "If the state is gone, warm the learning rate up again.",
+        "Make the optimizer once, before the loop.",
     ),
     why="Weights alone do not make a checkpoint: nothing fails when the rest is missing.",
     levels=(
@@ -234,9 +237,10 @@ OPTIMIZER_STATE_LOST = Condition(
             when=Compare(
                 Series(metric=optimizer.RESUMED_WITHOUT_STATE), ">", limit("resumed_steps")
             ),
-            description="Run {run} goes on after {value|count} steps, by its schedule or its "
-            "trainer, and its optimizer, which keeps state, began without any.",
-            reason="No delay: it is known at the fourth step, and each step makes new state.",
+            description="Run {run} goes on after {value|count} steps, and its optimizer, which "
+            "keeps state, began without any.",
+            reason="No delay: it is known at the fourth step, or after 32 steps without state, and "
+            "each step makes new state.",
         ),
     ),
     quiet=("a run that resumes with the state of its optimizer, or begins at step 1",),
@@ -245,11 +249,11 @@ OPTIMIZER_STATE_LOST = Condition(
         harm="The run goes on and may need some hundred steps to recover. Stop it soon if the "
         "state is there to be loaded.",
         query='mp_agent_resumed_without_state_steps{run="RUN"}',
-        reading="The steps that were made before this attempt's first one. It is shown for 1000 "
-        "steps, in which new state is made.",
+        reading="The steps that were made before this attempt's first one, for 1000 steps, in "
+        "which new state is made. A multiple of 32 that grows: the steps that began without state.",
         causes=(
             "A checkpoint of the weights and the schedule alone.",
-            "The optimizer is made again after its state was loaded.",
+            "The optimizer is made again after its state was loaded, or within the loop.",
             "A trainer that leaves out what is missing in the checkpoint.",
         ),
         false_positives=(

@@ -226,10 +226,9 @@ PARTED_PARAMETERS_INFO = info(
 RESUMED_WITHOUT_STATE = gauge(
     "mp_agent.resumed_without_state.steps",
     "{step}",
-    help="Steps that a schedule of the learning rate, or the trainer of a framework, has counted "
-    "before the first one of the attempt, where the optimizer keeps state and began without any: "
-    "Adam's moments start from 0. Known at the fourth step, shown up to the thousandth; absent "
-    "otherwise.",
+    help="Steps that a schedule of the learning rate, or a framework's trainer, has counted before "
+    "the attempt's first one, where the optimizer keeps state and began without any; or steps in a "
+    "row, 32 or more, that each began so. Shown for 1000 steps; else absent.",
     read=lambda run: run.trained.resumed_without_state,
 )
 NOTHING_LOADED = gauge(

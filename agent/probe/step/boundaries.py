@@ -270,6 +270,8 @@ _FRAMES_AT_MOST = 200
 
 STATE_KNOWN_STEP = 4
 """When a schedule has shown how far it is, and an optimizer whether it keeps state."""
+_LOST_STEPS = 32
+"""Steps in a row that begin without state after which it is seen whether any is kept."""
 
 
 class TrainerStep:
@@ -283,6 +285,10 @@ class TrainerStep:
         self.lead = 0
         self.resumed_without_state = 0
         self._ahead = 0
+        self.may_lose_state = False
+        """The next look at an optimizer's state shows whether those before it had any to lose."""
+        self._empty_steps = 0
+        """Consecutive steps before which the optimizer has had no state."""
         self._began_empty: int | None = None
         """`id` of the first optimizer, where it had no state before its first step; else 0."""
         self._observed = False
@@ -299,6 +305,8 @@ class TrainerStep:
 
     def inspect(self, optimizer: Optimizer, sequence: int) -> None:
         """Learn the number of step `sequence`, which `optimizer` is about to make."""
+        steps = self._empty_steps = 0 if optimizer.state else self._empty_steps + 1
+        self.may_lose_state = steps > 0 and steps % _LOST_STEPS == 0
         if sequence <= STATE_KNOWN_STEP:
             self._look_at_state(optimizer, sequence)
         if self._observed:
@@ -321,6 +329,10 @@ class TrainerStep:
             self._arriving = _Arriving.of(in_state, sequence)
         elif in_state is not None:
             self._learn(in_state, sequence)
+
+    def lost_steps(self, optimizer: Optimizer) -> int:
+        """Return how many steps in a row began without the state that `optimizer`'s has made."""
+        return self._empty_steps if _keeps_state(optimizer) else 0
 
     def completed_by_engine(self, completed: int, sequence: int) -> None:
         """Learn from an engine, before step `sequence`, how many it has completed."""

@@ -177,6 +177,12 @@ class TrackerContext:
             if sequence == STATE_KNOWN_STEP:
                 self._note_beginning(watched)
 
+    def note_lost_state(self, watched: WatchedOptimizer) -> None:
+        """Record that a new optimizer makes each step, and what the last ones kept is lost."""
+        optimizer = watched.optimizer
+        if optimizer is not None and (steps := self.trainer_step.lost_steps(optimizer)):
+            self.step.scalars[RESUMED_WITHOUT_STATE] = float(steps)
+
     def _note_beginning(self, watched: WatchedOptimizer) -> None:
         """Record what the first steps show of how the run began."""
         if ahead := self.trainer_step.resumed_without_state:

@@ -90,6 +90,8 @@ class StepEnd:
             roles.never_stepped.run_stepped(step.scalars)
         if context.loaded.unmatched and watched.role is Role.FIRST:
             context.loaded.stepped(watched.plan(), step.scalars)
+        if context.trainer_step.may_lose_state and watched.role is Role.FIRST:
+            context.note_lost_state(watched)
         if isinstance(rate := step.scalars.get("learning_rate"), float) and rate == 0.0:
             watched.note_rate_0(step.scalars)
         context.instruments.optimizer_stepped(step, watched)

@@ -223,8 +223,8 @@ _RESUMED = Example(
     minutes=10,
     tracks=(Track(optimizer.RESUMED_WITHOUT_STATE, (None, 5000)),),
     fires={
-        Severity.WARNING: "Run demo goes on after 5000 steps, by its schedule or its trainer, and "
-        "its optimizer, which keeps state, began without any."
+        Severity.WARNING: "Run demo goes on after 5000 steps, and its optimizer, which keeps "
+        "state, began without any."
     },
     at=4,
     not_yet=(0,),

@@ -544,6 +544,29 @@ def test_a_schedule_that_goes_on_with_an_optimizer_of_empty_state_is_named(see, 
     assert seen.values["resumed_without_state_steps"] == 5000.0
 
 
+def made_in_the_loop(
+    make: Callable[..., torch.optim.Optimizer] = adam, **settings: Any
+) -> Iterator[int]:
+    """Each step has an optimizer of its own."""
+    model = make_model()
+    for step in range(1, STEPS + 1):
+        yield from (step for _ in trained(model, make(model, lr=1e-3, **settings), steps=1))
+
+
+@pytest.mark.parametrize("loop", [made_in_the_loop, partial(made_in_the_loop, sgd, momentum=0.9)])
+def test_an_optimizer_that_each_step_makes_again_is_named(see, loop):
+    seen = see(loop)
+
+    assert 32 <= seen.first_steps[f"{STATE_LOST},warning"] <= 40
+    assert seen.values["resumed_without_state_steps"] % 32 == 0
+
+
+def test_an_optimizer_without_state_may_be_made_again(see):
+    seen = see(partial(made_in_the_loop, sgd))
+
+    assert f"{STATE_LOST},warning" not in seen.first_steps
+
+
 def optimizer_replaced_on_purpose() -> Iterator[int]:
     """ReLoRA's resets: the schedule goes on with new state in the middle of the run."""
     model = make_model()
