@@ -32,6 +32,7 @@ from mp_agent.lint.rules.numerics import (
     LOW_PRECISION_REDUCTION,
 )
 from mp_agent.lint.rules.optimizers import (
+    REMADE_OPTIMIZER,
     RESUME_WITHOUT_OPTIMIZER,
     STALE_OPTIMIZER,
     SWAPPED_BETAS,
@@ -83,6 +84,7 @@ RULES: tuple[Rule, ...] = (
     NEVER_SYNCHRONIZED,
     SWAPPED_BETAS,
     BATCH_NORM_MOMENTUM,
+    REMADE_OPTIMIZER,
 )
 """All rules, in the order of their codes."""
 

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 from mp_agent.lint.finding import FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.values import Operation, Trace, Value, ValueKind
-from mp_agent.lint.rules.events import method_of, models_of, text_of
+from mp_agent.lint.rules.events import (
+    is_made_in,
+    loop_of,
+    method_of,
+    models_of,
+    repeats,
+    steps,
+    text_of,
+    within,
+)
 
 _OLD = "the optimizer made before steps the old ones"
 _SHARDING = re.compile(r"^torch\.distributed\.(fsdp|_composable)(\.\w+)*\.fully_shard$")
@@ -279,4 +288,81 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.999))
     remedy="Give the smaller beta first.",
     alert="MpAgentBetasSwapped",
     find=_find_swapped_betas,
+)
+
+
+_KEEPS_STATE = re.compile(r"^torch\.optim\.(\w+\.)*(?!SGD$|LBFGS$)[A-Z]\w+$")
+_SGD = re.compile(r"^torch\.optim\.(\w+\.)*SGD$")
+
+
+def _find_remade_optimizer(trace: Trace) -> Iterator[Problem]:
+    for made in trace.operations:
+        models = models_of(made.result)
+        if made.result.kind is not ValueKind.OPTIMIZER or not models or not _keeps_state(made):
+            continue
+        loop = loop_of(trace, made.loops[-1]) if made.loops else None
+        if loop is None or not repeats(trace, made, loop) or _restores(trace, loop):
+            continue
+        if any(is_made_in(trace, Value(key=model), loop) for model in models):
+            continue
+        own = [step for step, optimizer in steps(trace) if optimizer.key == made.result.key]
+        if own and all(
+            step.loops == made.loops and set(made.path) <= set(step.path) for step in own
+        ):
+            yield Problem(
+                made.place,
+                f"`{text_of(made)}` makes a new optimizer for each step: what the last one kept of "
+                "the gradients before is lost",
+            )
+
+
+def _keeps_state(made: Operation) -> bool:
+    if _SGD.match(made.target):
+        return made.argument(2, "momentum") is not None
+    return _KEEPS_STATE.match(made.target) is not None
+
+
+def _restores(trace: Trace, loop: Operation) -> bool:
+    """Return whether each pass begins with weights of its own, as adaptation to one sample does."""
+    return any(method_of(one) == "load_state_dict" for one in within(trace, loop.loops[-1]))
+
+
+REMADE_OPTIMIZER = Rule(
+    code="MP217",
+    name="remade-optimizer",
+    severity=FindingSeverity.WARNING,
+    summary="An optimizer is made again for each step.",
+    explanation="Momentum and Adam's averages are state of the optimizer. One that is made within "
+    "the loop over batches begins without any at every step: there is no momentum, and Adam moves "
+    "each weight by the learning rate, whatever the size of its gradient. The loss falls all the "
+    "same, only worse. Reported where the model is made before the loop, and each step of the "
+    "optimizer is in the pass that makes it; not for SGD without momentum, which keeps nothing, "
+    "nor in loops that load weights.",
+    bad="""\
+import torch
+
+
+def train(model, loader, lr):
+    for inputs, targets in loader:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+        loss = (model(inputs) - targets).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+    good="""\
+import torch
+
+
+def train(model, loader, lr):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    for inputs, targets in loader:
+        loss = (model(inputs) - targets).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+    remedy="Make the optimizer once, before the loop; set another rate in its `param_groups`.",
+    alert="MpAgentOptimizerStateLost",
+    find=_find_remade_optimizer,
 )
