@@ -182,6 +182,8 @@ def _trained(value: object) -> bool:
 NOTES_PER_LOG = 5
 """Problems that are reported one by one; of the others only how many."""
 _STEP_MAX = 2**53
+_EMPTY_AT_LEAST = 8
+"""Rows without a loss at the end of a log that are worth a word."""
 _BACK_MAX = 0.1
 """Of the rows, with a step below that of the row before."""
 _ROUNDED = ("grad_norm", "learning_rate")
@@ -263,7 +265,8 @@ def points_of_rows(
         raise LogError("; ".join(problems.messages()) or "no row holds a number to judge")
     if len(points) == 1 and repeated > 1:
         raise LogError(f"all rows hold step {points[0].step}: a row per run is no log of one")
-    return tuple(points), [*notes, *_about_rounding(rows, columns), *problems.messages()]
+    about = (*_about_rounding(rows, columns), *_about_empty_end(rows, columns))
+    return tuple(points), [*notes, *about, *problems.messages()]
 
 
 def _without_false_step(
@@ -292,6 +295,20 @@ def _about_rounding(rows: Sequence[Row], columns: Mapping[str, str]) -> Iterator
                 f"{column} is written as {zeros[0].strip()} in {len(zeros)} rows: less than the "
                 "decimals show, and taken as not logged there"
             )
+
+
+def _about_empty_end(rows: Sequence[Row], columns: Mapping[str, str]) -> Iterator[str]:
+    """Report where the losses end before the log, with longer gaps than any before."""
+    column = columns.get(_LOSS, _LOSS)
+    lines = [line for line, row in rows if column in row and _part(row[column]) is not None]
+    own = [line for line, row in rows if column in row]
+    end = [line for line in own if line > lines[-1]] if lines else []
+    gap = max((after - before for before, after in pairwise(lines)), default=len(own))
+    if len(end) >= max(_EMPTY_AT_LEAST, 2 * gap):
+        yield (
+            f"{column} is empty in the last {len(end)} rows: pandas and JavaScript write NaN so, "
+            "and the run may have broken there"
+        )
 
 
 def _rounded_to_zero(value: object) -> bool:

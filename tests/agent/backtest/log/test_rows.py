@@ -191,3 +191,16 @@ def test_a_column_that_goes_back_again_and_again_is_no_step_and_that_is_noted() 
     assert resumed[-1].step == 29
     named, _ = points(rows, {"step": "steps"})
     assert named[1].step == 1900
+
+
+def test_losses_that_are_empty_to_the_end_are_named_for_they_may_be_nan():
+    losses = [2.0 - step / 100 for step in range(50)] + [None] * 20
+    _, notes = points([{"step": step, "loss": loss} for step, loss in enumerate(losses)])
+    assert any("loss is empty in the last 20 rows" in note for note in notes)
+
+
+@pytest.mark.parametrize("length", [50, 59])
+def test_losses_of_every_tenth_row_end_like_any_other_gap(length):
+    rows = [{"step": step, "loss": None if step % 10 else 2.0} for step in range(length)]
+    _, notes = points(rows)
+    assert not any("is empty" in note for note in notes)
