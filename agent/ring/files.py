@@ -77,6 +77,8 @@ def appearing(path: Path) -> Iterator[int]:
 def _create(path: Path) -> int:
     for attempt in range(1, _CREATE_ATTEMPTS + 1):
         make_private_directory(path.parent)
+        # Left by an exception from a signal handler, or by a process that had this id.
+        path.unlink(missing_ok=True)
         try:
             with beyond_standard_streams():
                 return os.open(path, _CREATE_FLAGS | os.O_EXCL, _FILE_MODE)

@@ -69,7 +69,7 @@ class SimulatedRoot:
 
     def _export(self) -> RunExport:
         attempt = self.node.attempt
-        view = run_view(self.node.member, self.account, self._conditions, time.time())
+        view = run_view(self.node.member, self.account, self._conditions, 0.0, time.time())
         return RunExport(
             run=self.node.name,
             node_rank=0,

@@ -194,12 +194,14 @@ all in the same phase."""
 _BEFORE_STEP = {Phase.STARTING, Phase.EVAL, Phase.CHECKPOINT, Phase.OTHER}
 
 
-def stalled(last: MergedStep | None, usual_seconds: float | None, time_unix_seconds: float) -> bool:
-    """Return whether the last step was so long ago that ranks may lag."""
-    if last is None:
+def stalled(standing_seconds: float | None, usual_seconds: float | None) -> bool:
+    """Return whether the run made no progress for so long that ranks may lag.
+
+    standing_seconds: by a monotonic clock; None where nothing is known of any progress.
+    """
+    if standing_seconds is None:
         return True
-    delay_seconds = max(STANDING_SECONDS, STANDING_STEPS * (usual_seconds or 0.0))
-    return time_unix_seconds - last.time_unix_seconds >= delay_seconds
+    return standing_seconds >= max(STANDING_SECONDS, STANDING_STEPS * (usual_seconds or 0.0))
 
 
 def laggards(ranks: Sequence[RankStatus]) -> tuple[Laggard, ...]:

@@ -68,7 +68,8 @@ def run_export(
     account, attempt, member = state.account, state.attempt, state.member
     view, exported = None, member.is_root and not superseded
     if exported:
-        view = run_view(member, account, state.conditions, time_unix_seconds)
+        standing_seconds = state.standing_seconds(now_seconds)
+        view = run_view(member, account, state.conditions, standing_seconds, time_unix_seconds)
         view = replace(
             view,
             loop=_without_steps(view, attempt),
@@ -78,7 +79,7 @@ def run_export(
             script=state.script_findings,
             trackers=services.trackers,
             pages_url=member.url,
-            standing_seconds=state.standing_seconds(now_seconds),
+            standing_seconds=standing_seconds,
             longest_pause_seconds=state.standstill.longest_pause_seconds(now_seconds),
             longest_phase_seconds=state.standstill.longest_phase_seconds(now_seconds),
         )
@@ -148,11 +149,11 @@ def run_view(
     member: ClusterMember,
     account: Accumulator,
     conditions: ConditionTracker,
+    standing_seconds: float | None,
     time_unix_seconds: float,
 ) -> RunView:
     """Return the state of the run after its last closed step."""
-    progress = account.progress
-    usual_seconds, awaited_seconds = progress.pace.usual_seconds, member.slower_seconds
+    never_stepped = account.progress.last is None
     run = RunView(
         identity=member.attempt.identity,
         facts={name: fact for name, fact in run_facts(member).items() if name not in _INTERNAL},
@@ -163,7 +164,7 @@ def run_view(
         conditions=conditions.active,
         conditions_fired=conditions.fired,
         laggards=laggards(member.statuses)
-        if stalled(progress.last, usual_seconds, time_unix_seconds - awaited_seconds)
+        if never_stepped or stalled(standing_seconds, account.progress.pace.usual_seconds)
         else (),
     )
     return account.view(run, time_unix_seconds)

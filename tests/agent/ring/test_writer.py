@@ -13,6 +13,7 @@ import pytest
 from mp_agent.errors import RingError
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import EndReason, LayerTable, Phase, StepRecord
+from mp_agent.ring.files import appearing
 from mp_agent.ring.reader import RingReader
 from mp_agent.ring.writer import RingWriter
 from tests.agent.ring.children import exit_code_of
@@ -42,6 +43,20 @@ def test_a_long_phase_name_is_cut_between_characters(writer: RingWriter) -> None
 def test_a_phase_name_that_is_no_text_is_written_all_the_same(writer: RingWriter) -> None:
     writer.stamp(Phase.OTHER, name="a\ud800b")
     assert RingReader.open(writer.path).state.phase_name == "a?b"
+
+
+def test_a_half_made_file_that_a_signal_left_is_in_no_ones_way(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run" / "rank0.ring"
+    path.parent.mkdir(mode=0o700)
+    left = path.with_name(f".{path.name}.{os.getpid()}")
+    left.write_bytes(b"half")
+    with appearing(path) as fd:
+        os.write(fd, b"whole")
+    os.close(fd)
+    assert path.read_bytes() == b"whole"
+    assert not left.exists()
 
 
 def test_steps_move_the_sequence_numbers_of_the_state(writer: RingWriter, schema: Schema) -> None:

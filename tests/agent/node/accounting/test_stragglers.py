@@ -12,7 +12,6 @@ from mp_agent.node.accounting.ranks import (
 from mp_agent.records.health import Straggler
 from mp_agent.records.node_report import RankStatus
 from mp_agent.records.steps import EndReason, Phase
-from tests.agent.node.builders import merged_step
 
 
 def watch(*rows: dict[int, float]) -> Straggler | None:
@@ -114,10 +113,6 @@ def test_what_was_found_outlives_a_restart():
     assert again.worst == straggler
 
 
-LAST = merged_step(10, time=1000.0)
-LATER = 1000.0 + 60.0
-
-
 def status(
     rank: int, phase: Phase, started: int = 11, end: EndReason = EndReason.RUNNING
 ) -> RankStatus:
@@ -131,8 +126,8 @@ def status(
     )
 
 
-def named(*ranks: RankStatus, last=LAST, usual=1.0, now=LATER) -> list[tuple[int, str]]:
-    found = laggards(ranks) if stalled(last, usual, now) else ()
+def named(*ranks: RankStatus, usual=1.0, standing=60.0) -> list[tuple[int, str]]:
+    found = laggards(ranks) if stalled(standing, usual) else ()
     return [(laggard.rank, laggard.phase) for laggard in found]
 
 
@@ -175,13 +170,13 @@ def test_while_one_rank_does_something_else_the_others_rightly_wait(phase):
 def test_no_rank_lags_while_steps_are_made_at_their_usual_pace(usual, seconds, lag):
     ranks = (status(0, Phase.BACKWARD), status(1, Phase.FORWARD))
 
-    assert len(named(*ranks, usual=usual, now=1000.0 + seconds)) == lag
+    assert len(named(*ranks, usual=usual, standing=seconds)) == lag
 
 
 def test_in_the_first_step_ranks_can_lag_as_well():
     ranks = (status(0, Phase.BACKWARD, 1), status(1, Phase.FORWARD, 1))
 
-    assert named(*ranks, last=None, usual=None) == [(1, "forward")]
+    assert named(*ranks, standing=None, usual=None) == [(1, "forward")]
 
 
 def test_a_run_that_is_over_has_no_laggards():

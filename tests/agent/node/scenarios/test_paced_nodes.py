@@ -69,17 +69,31 @@ def test_no_rank_lags_for_a_pace_that_the_root_chose(nodes: Nodes):
     nodes.root.steps(1)
     nodes.push(100.0)
 
-    def laggards(age_seconds: float) -> list[int]:
-        view = nodes.root.run.export(100.0, 0.0).view
-        assert view is not None and view.latest.step is not None
-        now_unix_seconds = view.latest.step.time_unix_seconds + age_seconds
-        view = nodes.root.run.export(100.0, now_unix_seconds).view
-        return [] if view is None else [laggard.rank for laggard in view.laggards]
-
-    assert laggards(STANDING_SECONDS) == [2, 3]
+    assert laggards(nodes, STANDING_SECONDS) == [2, 3]
     nodes.root.run.follow_pace(LONGEST_SECONDS)
-    assert laggards(STANDING_SECONDS) == []
-    assert laggards(STANDING_SECONDS + LONGEST_SECONDS) == [2, 3]
+    assert laggards(nodes, STANDING_SECONDS) == []
+    assert laggards(nodes, STANDING_SECONDS + LONGEST_SECONDS) == [2, 3]
+
+
+@pytest.mark.parametrize("set_by_seconds", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_neither_makes_laggards_nor_hides_them(
+    nodes: Nodes, set_by_seconds: float
+):
+    for node in (nodes.root, nodes.other):
+        node.steps(1)
+    nodes.root.steps(1)
+    nodes.push(100.0)
+    assert laggards(nodes, 1.0, set_by_seconds) == []
+    assert laggards(nodes, STANDING_SECONDS, set_by_seconds) == [2, 3]
+
+
+def laggards(nodes: Nodes, age_seconds: float, set_by_seconds: float = 0.0) -> list[int]:
+    """Return who lags so long after the last push; the wall clock was set in between."""
+    view = nodes.root.run.export(100.0, 0.0).view
+    assert view is not None and view.latest.step is not None
+    now_unix_seconds = view.latest.step.time_unix_seconds + age_seconds + set_by_seconds
+    view = nodes.root.run.export(100.0 + age_seconds, now_unix_seconds).view
+    return [] if view is None else [laggard.rank for laggard in view.laggards]
 
 
 def test_fast_steps_bound_the_pace_so_that_none_closes_for_lack_of_room(nodes: Nodes):
