@@ -184,6 +184,8 @@ class MergedStep:
     independent: bool = False
     """Whether no two ranks hold copies, or parts, of anything that is trained: each trains a model
     of its own."""
+    undecided: tuple[str, ...] = ()
+    """Tensors with gradients of which nothing shows whether ranks hold copies of them or parts."""
     gradients_observed: bool = True
     """Whether the source looks at gradients at all: a trainer's log may hold no norm."""
 

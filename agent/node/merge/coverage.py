@@ -8,8 +8,8 @@ import numpy as np
 
 from mp_agent.records.columns import GRADIENTS, STATE, ColumnFamily
 from mp_agent.records.merged import FIRST
-from mp_agent.records.node_report import LayerBlock, Layout, NodeShare
-from mp_agent.records.steps import FloatArray
+from mp_agent.records.node_report import LayerBlock, Layout, NodeRow, NodeShare
+from mp_agent.records.steps import FloatArray, RowForm
 
 Row = TypeVar("Row")
 
@@ -20,6 +20,15 @@ GroupKey = tuple[str, str]
 def group_key(share: NodeShare) -> GroupKey:
     """Return the key under which a share's rows enter a merge."""
     return (share.group, share.optimizer)
+
+
+def tensor_elsewhere(share: NodeShare) -> str:
+    """Return what a share holds of which ranks outside its home may have copies; "" if none may.
+
+    Of shares that hold the same, and lie over their ranks alike, it is the same.
+    """
+    layout, _, tensor = share.group.partition(f" of ranks {share.home} ")
+    return assumed_name((f"{layout} {tensor}", share.optimizer)) if tensor else ""
 
 
 def assumed_name(key: GroupKey) -> str:
@@ -96,6 +105,8 @@ class AssumedShares:
         self._bits: dict[str, frozenset[float]] = {}
         self._varied: set[str] = set()
         self._constant: dict[str, frozenset[int]] = {}
+        self._homes: dict[str, int] = {}
+        self._twins: list[frozenset[int]] | None = None
         self.reduced_once = False
         """Whether any replicas had equal gradients, of different data."""
         self.updates_equal = False
@@ -118,6 +129,29 @@ class AssumedShares:
             return
         joined = frozenset(ranks).union(*(known for known in sets if not known.isdisjoint(ranks)))
         self._sets[group] = [joined, *(known for known in sets if known.isdisjoint(ranks))]
+
+    def rank_of(self, home: str, rank: int) -> int:
+        """Return the rank that stands for a wrapper's ranks: the one that was first given."""
+        return self._homes.setdefault(home, rank)
+
+    def is_judged(self, group: str) -> bool:
+        """Return whether it is known what ranks hold of a group."""
+        return group in self._sets
+
+    def twins(self, held: Mapping[int, Collection[tuple[str, float]]]) -> list[frozenset[int]]:
+        """Return the ranks that began with the same weights, and have copies of none so far.
+
+        held: what each has, by group, of which the first one given counts.
+        """
+        if self._twins is None and held:
+            alike: dict[frozenset[tuple[str, float]], list[int]] = {}
+            for rank, bits in held.items():
+                alike.setdefault(frozenset(bits), []).append(rank)
+            self._twins = [frozenset(ranks) for ranks in alike.values() if len(ranks) > 1]
+        copies = [own for sets in self._sets.values() for own in sets]
+        apart = [own for own in self._twins or () if all(len(own & each) < 2 for each in copies)]
+        self._twins = None if self._twins is None else apart
+        return apart
 
     def learn_differ(self, group: str) -> None:
         """Take in that ranks do not all have the same row: without evidence these add up."""
@@ -179,6 +213,39 @@ class AssumedShares:
             return True
         copied = [own for own in self._sets[group] if not own.isdisjoint(present)]
         return len(frozenset(present).union(*copied)) == world_size
+
+
+class SeveralHomes:
+    """Groups by what they hold: each a wrapper's, of which others may hold copies elsewhere."""
+
+    def __init__(self) -> None:
+        self._homes: dict[str, dict[GroupKey, tuple[str, int]]] = {}
+
+    def add(self, share: NodeShare, rows: Iterable[NodeRow | RowForm | LayerBlock]) -> None:
+        """Add rows of some ranks of a share's home."""
+        if tensor := tensor_elsewhere(share):
+            groups, key = self._homes.setdefault(tensor, {}), group_key(share)
+            lowest = min(min(row.ranks) for row in rows)
+            before = groups.get(key)
+            groups[key] = share.home, lowest if before is None else min(before[1], lowest)
+
+    def ranks(self, assumed: AssumedShares) -> Iterator[tuple[str, Mapping[GroupKey, int]]]:
+        """Yield what several homes hold, and the rank that stands for each home's group."""
+        for tensor, groups in self._homes.items():
+            if len(groups) > 1:
+                yield (
+                    tensor,
+                    {key: assumed.rank_of(home, rank) for key, (home, rank) in groups.items()},
+                )
+
+    def repeated(self, assumed: AssumedShares) -> set[GroupKey]:
+        """Return the groups that are copies of another home's."""
+        found: set[GroupKey] = set()
+        for tensor, ranks in self.ranks(assumed):
+            if assumed.copies_of(tensor):
+                counted = assumed.chosen(tensor, [(key, (rank,)) for key, rank in ranks.items()])
+                found |= ranks.keys() - set(counted)
+        return found
 
 
 Votes = dict[float, list[int]]

@@ -11,6 +11,7 @@ import numpy as np
 from mp_agent.node.merge.coverage import (
     AssumedShares,
     GroupKey,
+    SeveralHomes,
     assumed_name,
     group_key,
 )
@@ -148,6 +149,7 @@ class FamilyRows:
         self.family = family
         self._groups: dict[GroupKey, RowGroup] = {}
         self._assumed: dict[GroupKey, dict[Columns, list[int]]] = {}
+        self._several_homes = SeveralHomes()
 
     def add(self, row: NodeRow, share: NodeShare, names: Sequence[str]) -> None:
         """Add a node's row; names: of its columns, in its order."""
@@ -158,6 +160,7 @@ class FamilyRows:
         if key not in self._groups:
             self._groups[key] = RowGroup(share.shard_count)
         self._groups[key].add(row, columns)
+        self._several_homes.add(share, (row,))
 
     def add_alike(self, rows: AlikeRows, share: NodeShare, columns_NC: FloatArray) -> None:
         """Add a row of each of several nodes, with their columns in this agent's order."""
@@ -170,6 +173,7 @@ class FamilyRows:
         if key not in self._groups:
             self._groups[key] = RowGroup(share.shard_count)
         self._groups[key].add_alike(rows, columns_NC)
+        self._several_homes.add(share, rows.forms)
 
     def any_replica(self) -> dict[str, float]:
         """Return the columns of one replica of every group that a wrapper explains, as one row."""
@@ -180,10 +184,28 @@ class FamilyRows:
         """The rows of parameters that no wrapper explains, by the name of their group."""
         return {assumed_name(key): rows for key, rows in self._assumed.items()}
 
+    def of_homes(self, assumed: AssumedShares) -> Mapping[str, PlainRows]:
+        """Return the whole rows of what several homes hold, each with the rank of its home."""
+        found: dict[str, dict[Columns, list[int]]] = {}
+        for tensor, ranks in self._several_homes.ranks(assumed):
+            rows = found.setdefault(tensor, {})
+            for key, rank in ranks.items():
+                if self._groups[key].complete is not None:
+                    values = self._merged(self._groups[key].chosen())
+                    row = tuple(values.get(name, nan) for name in self.family.names)
+                    rows.setdefault(row, []).append(rank)
+        return found
+
+    def groups_of(self, tensors: Collection[str], assumed: AssumedShares) -> set[GroupKey]:
+        """Return the groups of some of what several homes hold."""
+        held = self._several_homes.ranks(assumed)
+        return {key for tensor, ranks in held if tensor in tensors for key in ranks}
+
     def chosen(self, assumed: AssumedShares) -> Rows:
         """Return the rows to unite, by group."""
+        repeated = self._several_homes.repeated(assumed)
         chosen: dict[GroupKey, Sequence[AnyRows]] = {
-            key: group.chosen() for key, group in self._groups.items()
+            key: group.chosen() for key, group in self._groups.items() if key not in repeated
         }
         for key, rows in self._assumed.items():
             chosen[key] = assumed.chosen(assumed_name(key), list(rows.items()))

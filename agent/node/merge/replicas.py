@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import isnan
 
 from mp_agent.node.merge.coverage import (
@@ -22,6 +23,7 @@ from mp_agent.records.merged import Comparison, Reduction
 from mp_agent.records.node_report import NodeRow, WeightSample
 from mp_agent.records.steps import RowForm
 
+_SQUARES = GRADIENTS.names.index("sum_squares")
 _REPLICAS = "replicas of wrappers"
 _BITS, _VARIED, _ELEMENTS = map(WEIGHTS.names.index, ("bits", "varied", "elements"))
 _BY_CHANCE_ELEMENTS = 1024
@@ -69,6 +71,37 @@ class PlainParameters:
         # An optimizer that reduces within its step keeps all that it steps equal.
         everything = len(kept) == len(self.weights) and self._elements >= _BY_CHANCE_ELEMENTS
         return frozenset(group for group, chance in kept.items() if everything or not chance)
+
+    def teach_of_homes(self, assumed: AssumedShares, *, alike_at_first: bool) -> tuple[str, ...]:
+        """Let `assumed` learn which homes hold copies, by rows of which each is a home's.
+
+        Return those with gradients of which nothing shows it. Equal weights at the beginning show
+        no copies, since parts of a tensor are equal too that are made by one seed, or all zeros;
+        but where all weights of two homes are, and no gradients, it may be one model, averaged
+        now and then. alike_at_first: not where only some ranks have their own loss.
+        """
+        self.teach(assumed, alike_at_first=False, wrapped=False)
+        for group, rows in self.weights.items():
+            if len(rows) > 1:
+                assumed.learn_differ(group)
+        held: dict[int, list[tuple[str, float]]] = {}
+        for group, rows in self.weights.items():
+            for row, ranks in rows.items():
+                for rank in ranks:
+                    held.setdefault(rank, []).append((group, row[_BITS]))
+        twins = assumed.twins(held) if alike_at_first else ()
+        return tuple(
+            group
+            for group, rows in self.gradients.items()
+            if sum(map(len, rows.values())) > 1
+            and any(row[_SQUARES] > 0.0 for row in rows)
+            and (
+                not assumed.is_judged(group)
+                or any(
+                    len(own.intersection(chain.from_iterable(rows.values()))) > 1 for own in twins
+                )
+            )
+        )
 
     def _look(
         self,

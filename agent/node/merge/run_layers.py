@@ -11,6 +11,7 @@ from mp_agent.node.merge.coverage import (
     ExpectedShares,
     GroupKey,
     LayerCopies,
+    SeveralHomes,
     assumed_name,
     group_key,
 )
@@ -188,6 +189,7 @@ class _FamilyTables:
     family: ColumnFamily
     groups: dict[GroupKey, LayerGroup] = field(default_factory=dict)
     assumed: dict[GroupKey, AssumedLayers] = field(default_factory=dict)
+    several_homes: SeveralHomes = field(default_factory=SeveralHomes)
 
     def add(self, block: LayerBlock, share: NodeShare, layout: Layout, values: FloatArray) -> None:
         key, columns = group_key(share), self.family.columns
@@ -199,10 +201,12 @@ class _FamilyTables:
             if key not in self.groups:
                 self.groups[key] = LayerGroup(columns, share.shard_count)
             self.groups[key].add(block, layout, values)
+            self.several_homes.add(share, (block,))
 
     def chosen(self, assumed: AssumedShares) -> list[tuple[int, GroupKey, FoldedLayers]]:
         """Return the tables to unite as (lowest rank, group, table), in a fixed order."""
-        chosen = {key: group.chosen() for key, group in self.groups.items()}
+        repeated = self.several_homes.repeated(assumed)
+        chosen = {key: group.chosen() for key, group in self.groups.items() if key not in repeated}
         for key, layers in self.assumed.items():
             chosen[key] = layers.chosen(assumed, assumed_name(key))
         return sorted(

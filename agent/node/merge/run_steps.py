@@ -16,7 +16,12 @@ from mp_agent.node.merge.coverage import (
     group_key,
 )
 from mp_agent.node.merge.family_rows import FamilyRows, PlainRows, Rows
-from mp_agent.node.merge.replicas import PlainParameters, ReplicaDigests, StepFacts
+from mp_agent.node.merge.replicas import (
+    PlainParameters,
+    ReplicaDigests,
+    StepFacts,
+    tensor_of,
+)
 from mp_agent.node.merge.step_blocks import AlikeNodes, AlikeSteps, BlockRows, UnitedSteps
 from mp_agent.records.columns import (
     FAMILIES,
@@ -104,6 +109,8 @@ class StepMerge:
         self._batch_rows: dict[int, float] = {}
         self._any_split = False
         """Whether any tensor is known not to lie on all ranks as a whole."""
+        self._any_of_all = False
+        """Whether any tensor is known to lie on all ranks."""
 
     def add(
         self, step: NodeStep, terms: ReportColumns, *, arrived_unix_seconds: float | None = None
@@ -171,10 +178,17 @@ class StepMerge:
             step=facts,
             layers=layers,
         )
+        gradients, weights = (
+            {} if (own := self._families.get(family.name)) is None else own.of_homes(assumed)
+            for family in (GRADIENTS, WEIGHTS)
+        )
+        undecided = PlainParameters(gradients, weights, few_weights={}).teach_of_homes(
+            assumed, alike_at_first=facts.alike_at_first and not self._any_of_all
+        )
         # Of a step that some ranks left out by plan, the others' part is no statement on the run.
         left_out = values.get("gradients_measured") == 0.0
         merged = {
-            name: self._family_step(own, assumed)
+            name: self._family_step(own, assumed, undecided)
             for name, own in self._families.items()
             if not (left_out and name == GRADIENTS.name) and not own.family.compared_only
         }
@@ -207,6 +221,7 @@ class StepMerge:
             batches=self._batches,
             losses=RankValues.finite(self._losses),
             batch_rows=dict(sorted(self._batch_rows.items())),
+            undecided=tuple(map(tensor_of, undecided)),
         )
 
     def _note_time(self, own_unix_seconds: float, arrived_unix_seconds: float | None) -> None:
@@ -244,6 +259,7 @@ class StepMerge:
     def _note_split(self, share: NodeShare) -> None:
         if not (share.family or share.assumed):
             self._any_split |= share.replica_count < self._world_size
+            self._any_of_all |= share.shard_count * share.replica_count >= self._world_size
 
     def _plain_rows(self, family: ColumnFamily) -> Mapping[str, PlainRows]:
         rows = self._families.get(family.name)
@@ -265,11 +281,13 @@ class StepMerge:
             alike_at_first=losses in (0, int(self._present.sum())),
         )
 
-    def _family_step(self, own: FamilyRows, assumed: AssumedShares) -> "_FamilyStep":
+    def _family_step(
+        self, own: FamilyRows, assumed: AssumedShares, undecided: Collection[str]
+    ) -> "_FamilyStep":
         chosen, whole = own.chosen(assumed), own.whole(assumed, self._world_size)
         if own.family.of_some_ranks and self._present.all():
             whole |= chosen.keys()
-        return _FamilyStep(own, chosen, whole)
+        return _FamilyStep(own, chosen, whole - own.groups_of(undecided, assumed))
 
     def _optimizers(
         self, merged: Mapping[str, "_FamilyStep"], expected_shares: ExpectedShares

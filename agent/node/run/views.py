@@ -129,13 +129,21 @@ def _own_features(state: RunState) -> tuple[str, ...]:
     progress = state.account.progress
     unread = (BASELINE_FEATURE,) if state.unread_baseline else ()
     unseen = (UNSEEN_LOSS,) if progress.latest.loss_is_unseen else ()
+    last = progress.latest.last
     return (
         *conflicts,
+        *(() if last is None else _undecided(last.undecided)),
         *unread,
         *unseen,
         *progress.collections.unmatched,
         *progress.misreadings.features,
     )
+
+
+def _undecided(tensors: Sequence[str]) -> tuple[str, ...]:
+    """Return why there is no norm, with the first of the tensors that it waits for."""
+    more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+    return (f"norms: {tensors[0]}{more} may be copies or parts",) if tensors else ()
 
 
 def _layers(account: Accumulator) -> Iterator[LayerView]:

@@ -287,7 +287,15 @@ def make_plan(
         elif shown:
             measured += [(slot, verdict, named.place) for slot in slots]
     shares_of_layers = _named_shares(
-        [slot for slot, _, _ in measured], [v for _, v, _ in measured], label, joint=joint
+        [slot for slot, _, _ in measured],
+        [verdict for _, verdict, _ in measured],
+        [
+            LayerSlot(each.name, each.parameter)
+            for each in named_all
+            if id(each.parameter) in frozen
+        ],
+        label,
+        joint=joint,
     )
     shares = tuple(dict.fromkeys(shares_of_layers))
     rows_of_share = tuple(
@@ -333,43 +341,44 @@ judged together, as the same matrices of all blocks."""
 
 
 def _named_shares(
-    slots: Sequence[LayerSlot], verdicts: Sequence[ParameterPlacement], label: str, *, joint: bool
+    slots: Sequence[LayerSlot],
+    verdicts: Sequence[ParameterPlacement],
+    frozen: Sequence[LayerSlot],
+    label: str,
+    *,
+    joint: bool,
 ) -> list[Share]:
     """Return the share of each layer, marked with its optimizer.
 
-    Groups of which ranks are assumed to hold copies are named by their tensor, and by the shapes
-    that the rank holds: ranks that hold other ones (another pipeline stage) hold no copies.
+    Groups of which ranks are assumed to hold copies are named by their tensor and its shape, and
+    those of which other ranks than a wrapper's may hold copies by their tensor. What is frozen here
+    may be trained elsewhere: the names are the same.
     """
-    shares = [verdict.share for verdict in verdicts if verdict.share is not None]
-    shapes: dict[Share, list[tuple[int, ...]]] = {}
-    for slot, share in zip(slots, shares, strict=True):
-        if share.assumed:
-            shapes.setdefault(share, []).append(tuple(slot.parameter.shape))
-    digests = {
-        share: hashlib.sha256(repr(sorted(held)).encode()).hexdigest()[:8]
-        for share, held in shapes.items()
-    }
-    names = _names_judged([slot.name for slot in slots], [share.assumed for share in shares])
-    return [
-        replace(
-            share,
-            group=f"{share.group} {digests[share]} {name}" if share.assumed else share.group,
-            optimizer=label,
-            joint=joint,
-        )
-        for share, name in zip(shares, names, strict=True)
+    judged = [
+        verdict.elsewhere or bool(verdict.share and verdict.share.assumed) for verdict in verdicts
     ]
+    held = [slot for slot, own in zip(slots, judged, strict=True) if own]
+    folded = bool(held) and len(held) + len(frozen) > TENSORS_JUDGED_ALONE
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for slot in (*held, *frozen):
+        shapes.setdefault(_name_judged(slot, folded=folded), []).append(tuple(slot.parameter.shape))
+    shares = []
+    for slot, verdict in zip(slots, verdicts, strict=True):
+        if verdict.share is None:
+            continue
+        group, name = verdict.share.group, _name_judged(slot, folded=folded)
+        if verdict.share.assumed:
+            digest = hashlib.sha256(repr(sorted(shapes[name])).encode()).hexdigest()[:8]
+            group = f"{group} {digest} {name}"
+        elif verdict.elsewhere:
+            group = f"{group} {name}"
+        shares.append(replace(verdict.share, group=group, optimizer=label, joint=joint))
+    return shares
 
 
-def _names_judged(names: Sequence[str], assumed: Sequence[bool]) -> list[str]:
-    """Return, for each layer, the name under which what ranks hold of it is judged."""
-    if sum(assumed) <= TENSORS_JUDGED_ALONE:
-        return list(names)
-    patterns = [re.sub(r"\d+", "*", name) for name in names]
-    pairs = zip(patterns, assumed, strict=True)
-    if len({pattern for pattern, judged in pairs if judged}) <= TENSORS_JUDGED_ALONE:
-        return patterns
-    return ["*"] * len(names)
+def _name_judged(slot: LayerSlot, *, folded: bool) -> str:
+    """Return the name under which what ranks hold of a layer is judged."""
+    return re.sub(r"\d+", "*", slot.name) if folded else slot.name
 
 
 def _strategy(verdicts: Iterable[ParameterPlacement]) -> str:

@@ -229,6 +229,8 @@ class ParameterPlacement(NamedTuple):
     """Why it cannot be counted; empty when another rank counts it."""
     data_ranks: frozenset[int] = frozenset()
     """Ranks that train its copies or shards on data of their own, this one among them."""
+    elsewhere: bool = False
+    """Whether ranks outside the share's home may hold further copies: nothing is known of them."""
 
 
 class Survey:
@@ -266,7 +268,12 @@ class Survey:
         if not grid.axes and not (declared and declared.own):
             return ParameterPlacement(_unwrapped(name, parameter))
         sources = frozenset(axis.source for axis in grid.axes) or frozenset({"declared"})
-        return ParameterPlacement(grid.share(), sources, data_ranks=self._data_ranks(grid))
+        return ParameterPlacement(
+            grid.share(),
+            sources,
+            data_ranks=self._data_ranks(grid),
+            elsewhere=sources <= _DATA and len(grid.home) < self._ranks_in_run,
+        )
 
     def _data_ranks(self, grid: Grid) -> frozenset[int]:
         """Return the ranks along the axes of wrappers that average gradients.
