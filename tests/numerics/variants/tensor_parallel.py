@@ -17,17 +17,20 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 import mp_agent
 from tests.agent.probe.reference import row_of
-from tests.numerics.models import Block, ManualBlock, Model, seeded
+from tests.numerics.models import HIDDEN, Block, ManualBlock, Model, batch, seeded
 from tests.numerics.registry import variant
 from tests.numerics.training import (
     STEPS,
     WORLD,
     Reference,
+    loss_of,
     optimizer_of,
     reference_of,
+    rows_of,
     train,
     watched,
 )
@@ -237,3 +240,39 @@ def declared(place: Path, rank: int) -> Reference:
                 mp_agent.declare(parameter, shard=tensor, replicate=data)
 
     return _by_hand(place, rank, describe)
+
+
+@variant("ddp")
+def by_hand_under_data_parallelism(place: Path, rank: int) -> Reference:
+    """DDP over ranks (0, 2) and (1, 3) says nothing of what both hold alike."""
+    tensor = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
+    data = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])][rank % 2]
+    reference = _reference_of_parts()
+    with watched(place, rank):
+        model = seeded(Model)
+        whole = [block for block in model.blocks if isinstance(block, Block)]
+        model.blocks = nn.ModuleList(ManualBlock(block, tensor) for block in whole)
+        wrapped = DistributedDataParallel(model, process_group=data)
+        train(wrapped, optimizer_of(wrapped.parameters()), rank // 2)
+    return reference
+
+
+def _reference_of_parts() -> Reference:
+    """As `reference_of`, with the parts of tensors as layers of their own."""
+    whole = seeded(Model)
+    optimizer = optimizer_of(whole.parameters())
+    reference: Reference = []
+    for step in range(1, STEPS + 1):
+        whole.zero_grad()
+        loss_of(whole(batch(step, range(2)))).backward()
+        rows = rows_of(dict(whole.named_parameters()))
+        for name, parameter in whole.named_parameters():
+            if name.endswith(("up.weight", "up.bias", "down.weight")):
+                del rows[name]
+                assert parameter.grad is not None
+                parts = parameter.grad.split(HIDDEN // 2, dim=int("down" in name))
+                homes = zip(("0,2", "1,3"), parts, strict=True)
+                rows |= {f"{name}@{home}": row_of(part) for home, part in homes}
+        reference.append({"": rows})
+        optimizer.step()
+    return reference

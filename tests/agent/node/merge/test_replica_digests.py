@@ -10,7 +10,7 @@ from mp_agent.node.merge.coverage import AssumedShares
 from mp_agent.node.merge.node_layers import RankLayers
 from mp_agent.node.merge.node_steps import RankStep
 from mp_agent.records.columns import FEW_WEIGHTS, GRADIENTS, STATE, WEIGHTS
-from mp_agent.records.merged import Comparison
+from mp_agent.records.merged import Comparison, MergedStep
 from mp_agent.records.schema import Share, family_columns
 from tests.agent.node.builders import gradient_row, make_record, make_schema
 from tests.agent.node.nodes import merge_nodes
@@ -296,6 +296,85 @@ class TestEvidence:
             steps.append(RankStep(rank, schema, dataclasses.replace(record, families=families)))
         assert merge_nodes([steps], assumed=assumed).get("sum_squares") == 2.0
         assert set(map(str, assumed.copies.values())) == {"[[0, 1]]"}
+
+
+def of_home(rank: int, tensor: str = "weight") -> Share:
+    """Ranks 0 and 1 are one wrapper's, 2 and 3 another's."""
+    home = "0-1" if rank < 2 else "2-3"
+    return Share(
+        group=f"replicate over 2 of ranks {home} {tensor}",
+        replica_index=rank % 2,
+        replica_count=2,
+        home=home,
+    )
+
+
+class TestEvidenceOfHomes:
+    """What shows that two wrappers, each over part of the ranks, hold copies of a tensor."""
+
+    def merged(self, *steps: dict[str, list[float]], **values: float) -> list[MergedStep]:
+        assumed = AssumedShares()
+        found = []
+        for step in steps:
+            ranks = [
+                rank_step(
+                    rank,
+                    of_home(rank),
+                    **{name: own[rank // 2] for name, own in step.items()},
+                    **values,
+                )
+                for rank in range(4)
+            ]
+            found.append(merge_nodes([ranks[:1], ranks[1:]], assumed=assumed))
+        return found
+
+    def norm(self, *steps: dict[str, list[float]], **values: float) -> float | None:
+        last = self.merged(*steps, **values)[-1]
+        assert bool(last.undecided) != last.gradients_judged
+        return last.gradients["sum_squares"] if last.gradients_judged else None
+
+    def test_equal_gradients_count_once(self):
+        assert self.norm({"sum_squares": [3.0, 3.0]}) == 3.0
+        assert self.norm({"sum_squares": [3.0, 3.0], "bits": [7.0, 7.0]}) == 3.0
+
+    def test_what_was_equal_once_counts_once_for_good(self):
+        assert self.norm({"sum_squares": [3.0, 3.0]}, {"sum_squares": [4.0, 5.0]}) == 4.0
+
+    def test_parts_add_up(self):
+        assert self.norm({"sum_squares": [3.0, 4.0], "bits": [7.0, 8.0]}) == 7.0
+        assert self.norm({"sum_squares": [3.0, 3.0], "bits": [7.0, 8.0]}) == 6.0
+
+    def test_gradients_of_one_magnitude_show_nothing_until_an_update_leaves_weights_equal(self):
+        first = {"sum_squares": [3.0, 3.0], "abs_max": [3.0**0.5] * 2, "bits": [7.0, 7.0]}
+        (undecided,) = self.merged(first, elements=1.0)
+        assert undecided.undecided == ("weight",)
+        assert not undecided.gradients_judged
+        assert self.norm(first, {**first, "bits": [8.0, 8.0]}, elements=1.0) == 3.0
+
+    def test_gradients_that_are_all_zero_keep_no_norm_back(self):
+        assert self.norm({"sum_squares": [0.0, 0.0], "abs_max": [0.0, 0.0]}) == 0.0
+
+    def test_equal_weights_with_different_gradients_are_one_model_or_two(self):
+        first = {"sum_squares": [3.0, 4.0], "bits": [7.0, 7.0]}
+        apart = {"sum_squares": [4.0, 5.0], "bits": [8.0, 9.0]}
+        assert self.norm(first) is None
+        assert self.norm(first, apart) is None
+        averaged = {"sum_squares": [4.0, 5.0], "bits": [10.0, 10.0], "looked_at": [4096.0] * 2}
+        assert self.norm(first, apart, averaged) == 4.0
+
+    def test_weights_of_stages_of_which_one_alone_has_the_loss_may_begin_alike(self):
+        ranks = [
+            rank_step(
+                rank,
+                of_home(rank),
+                sum_squares=3.0 + rank // 2,
+                bits=7.0,
+                **({"loss": 1.0} if rank > 1 else {}),
+            )
+            for rank in range(4)
+        ]
+        assert merge_nodes([ranks]).get("sum_squares") == 7.0
+        assert merge_nodes([ranks]).gradients_judged
 
 
 def state_table(rank: int, *columns: tuple[str, float, float, float]) -> RankLayers:
