@@ -105,6 +105,9 @@ class AssumedShares:
         self._bits: dict[str, frozenset[float]] = {}
         self._varied: set[str] = set()
         self._constant: dict[str, frozenset[int]] = {}
+        self.uneven: set[str] = set()
+        """Of tensors judged together: not as many are trained by all ranks, so that copies of the
+        others do not show."""
         self._homes: dict[str, int] = {}
         self._twins: list[frozenset[int]] | None = None
         self.reduced_once = False

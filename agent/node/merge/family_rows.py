@@ -197,9 +197,10 @@ class FamilyRows:
         return found
 
     def groups_of(self, tensors: Collection[str], assumed: AssumedShares) -> set[GroupKey]:
-        """Return the groups of some of what several homes hold."""
+        """Return the groups of some of what several homes, or ranks without a wrapper, hold."""
         held = self._several_homes.ranks(assumed)
-        return {key for tensor, ranks in held if tensor in tensors for key in ranks}
+        plain = {key for key in self._assumed if assumed_name(key) in tensors}
+        return plain | {key for tensor, ranks in held if tensor in tensors for key in ranks}
 
     def chosen(self, assumed: AssumedShares) -> Rows:
         """Return the rows to unite, by group."""

@@ -53,6 +53,8 @@ class PlainParameters:
         kept: dict[str, bool] = {}
         """Whether the groups that an update left equal may be so by chance."""
         for group, rows in self.weights.items():
+            if "*" in tensor_of(group) and len({row[_ELEMENTS] for row in rows}) > 1:
+                assumed.uneven.add(group)
             moved = assumed.moved(group, [row[_BITS] for row in rows])
             for row, ranks in rows.items():
                 self._look(assumed, group, row, ranks, moved, alike_at_first=alike_at_first)
@@ -71,6 +73,16 @@ class PlainParameters:
         # An optimizer that reduces within its step keeps all that it steps equal.
         everything = len(kept) == len(self.weights) and self._elements >= _BY_CHANCE_ELEMENTS
         return frozenset(group for group, chance in kept.items() if everything or not chance)
+
+    def uneven(self, assumed: AssumedShares) -> tuple[str, ...]:
+        """Return the groups of which ranks train different parts, and copies may not show."""
+        found = assumed.uneven.intersection(self.gradients)
+        return tuple(sorted(group for group in found if not self._all_alike(assumed, group)))
+
+    def _all_alike(self, assumed: AssumedShares, group: str) -> bool:
+        """Return whether all ranks that have gradients of a group hold copies of it."""
+        ranks = [*chain.from_iterable(self.gradients[group].values())]
+        return any(own.issuperset(ranks) for own in assumed.copies_of(group))
 
     def teach_of_homes(self, assumed: AssumedShares, *, alike_at_first: bool) -> tuple[str, ...]:
         """Let `assumed` learn which homes hold copies, by rows of which each is a home's.
@@ -97,6 +109,7 @@ class PlainParameters:
             and any(row[_SQUARES] > 0.0 for row in rows)
             and (
                 not assumed.is_judged(group)
+                or (group in assumed.uneven and not self._all_alike(assumed, group))
                 or any(
                     len(own.intersection(chain.from_iterable(rows.values()))) > 1 for own in twins
                 )

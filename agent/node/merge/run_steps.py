@@ -172,8 +172,9 @@ class StepMerge:
         self._in_blocks.clear()
         values, of_run = self._step_values(), expected_shares.of_run
         facts = self._facts(values)
+        plain = PlainParameters(*map(self._plain_rows, (GRADIENTS, WEIGHTS, FEW_WEIGHTS)))
         replicas, reduction = self._replicas.compared(
-            PlainParameters(*map(self._plain_rows, (GRADIENTS, WEIGHTS, FEW_WEIGHTS))),
+            plain,
             assumed,
             step=facts,
             layers=layers,
@@ -185,6 +186,7 @@ class StepMerge:
         undecided = PlainParameters(gradients, weights, few_weights={}).teach_of_homes(
             assumed, alike_at_first=facts.alike_at_first and not self._any_of_all
         )
+        undecided += plain.uneven(assumed)
         # Of a step that some ranks left out by plan, the others' part is no statement on the run.
         left_out = values.get("gradients_measured") == 0.0
         merged = {

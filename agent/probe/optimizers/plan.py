@@ -351,29 +351,36 @@ def _named_shares(
     """Return the share of each layer, marked with its optimizer.
 
     Groups of which ranks are assumed to hold copies are named by their tensor and its shape, and
-    those of which other ranks than a wrapper's may hold copies by their tensor. What is frozen here
-    may be trained elsewhere: the names are the same.
+    those of which other ranks than a wrapper's may hold copies by their tensor: ranks that hold
+    other ones (another pipeline stage) hold no copies. What is frozen here may be trained
+    elsewhere, under the same name.
     """
     judged = [
         verdict.elsewhere or bool(verdict.share and verdict.share.assumed) for verdict in verdicts
     ]
     held = [slot for slot, own in zip(slots, judged, strict=True) if own]
     folded = bool(held) and len(held) + len(frozen) > TENSORS_JUDGED_ALONE
+    names: dict[str, list[str]] = {}
     shapes: dict[str, list[tuple[int, ...]]] = {}
     for slot in (*held, *frozen):
-        shapes.setdefault(_name_judged(slot, folded=folded), []).append(tuple(slot.parameter.shape))
+        name = _name_judged(slot, folded=folded)
+        names.setdefault(name, []).append(slot.name)
+        shapes.setdefault(name, []).append(tuple(slot.parameter.shape))
     shares = []
     for slot, verdict in zip(slots, verdicts, strict=True):
         if verdict.share is None:
             continue
         group, name = verdict.share.group, _name_judged(slot, folded=folded)
         if verdict.share.assumed:
-            digest = hashlib.sha256(repr(sorted(shapes[name])).encode()).hexdigest()[:8]
-            group = f"{group} {digest} {name}"
+            group = f"{group} {_digest(shapes[name])} {name}"
         elif verdict.elsewhere:
-            group = f"{group} {name}"
+            group = f"{group} {_digest(names[name])} {name}"
         shares.append(replace(verdict.share, group=group, optimizer=label, joint=joint))
     return shares
+
+
+def _digest(held: Sequence[object]) -> str:
+    return hashlib.sha256(repr(sorted(map(repr, held))).encode()).hexdigest()[:8]
 
 
 def _name_judged(slot: LayerSlot, *, folded: bool) -> str:

@@ -344,7 +344,7 @@ class TestEvidenceOfHomes:
         assert self.norm({"sum_squares": [3.0, 4.0], "bits": [7.0, 8.0]}) == 7.0
         assert self.norm({"sum_squares": [3.0, 3.0], "bits": [7.0, 8.0]}) == 6.0
 
-    def test_gradients_of_one_magnitude_show_nothing_until_an_update_leaves_weights_equal(self):
+    def test_gradients_of_one_magnitude_wait_for_weights_after_an_update(self):
         first = {"sum_squares": [3.0, 3.0], "abs_max": [3.0**0.5] * 2, "bits": [7.0, 7.0]}
         (undecided,) = self.merged(first, elements=1.0)
         assert undecided.undecided == ("weight",)
@@ -361,6 +361,25 @@ class TestEvidenceOfHomes:
         assert self.norm(first, apart) is None
         averaged = {"sum_squares": [4.0, 5.0], "bits": [10.0, 10.0], "looked_at": [4096.0] * 2}
         assert self.norm(first, apart, averaged) == 4.0
+
+    @pytest.mark.parametrize("share", [plain, lambda name: None])
+    def test_copies_of_blocks_do_not_show_where_one_is_frozen_on_some_ranks(self, share):
+        def step(looked_at: float) -> MergedStep:
+            steps = [
+                rank_step(
+                    rank,
+                    share("blocks.*.norm") or of_home(rank, "blocks.*.norm"),
+                    sum_squares=3.0 + rank // 2,
+                    bits=7.0 + rank // 2,
+                    looked_at=looked_at if rank < 2 else 8.0,
+                )
+                for rank in range(4)
+            ]
+            return merge_nodes([steps])
+
+        assert step(8.0).gradients_judged
+        assert step(4.0).undecided == ("blocks.*.norm",)
+        assert not step(4.0).gradients_judged
 
     def test_weights_of_stages_of_which_one_alone_has_the_loss_may_begin_alike(self):
         ranks = [
