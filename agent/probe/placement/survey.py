@@ -272,7 +272,7 @@ class Survey:
             grid.share(),
             sources,
             data_ranks=self._data_ranks(grid),
-            elsewhere=sources <= _DATA and len(grid.home) < self._ranks_in_run,
+            elsewhere=sources == {"ddp"} and len(grid.home) < self._ranks_in_run,
         )
 
     def _data_ranks(self, grid: Grid) -> frozenset[int]:
