@@ -35,6 +35,9 @@ from tests.frameworks.deepspeed_variants import (
 from tests.gloo import end_process_group
 
 ONE_BATCH_STAGES = (2, 3)
+LEFT_OUT_STAGES = (0, 1, 2, 3)
+LEFT_OUT_STEPS = 12
+"""Until the second look at parameters that no optimizer holds."""
 
 
 def config_of(variant: Variant) -> dict[str, object]:
@@ -141,6 +144,24 @@ def train_on_one_batch(directory: Path, stage: int) -> None:
     (directory / f"largest{rank}.json").write_text(json.dumps(largest))
 
 
+def train_without_the_head(directory: Path, stage: int) -> None:
+    """Train a model whose last layer the optimizer does not get."""
+    deepspeed, model = import_deepspeed(), make_model()
+    held = list(model.get_submodule("body").parameters())
+    with watched(directory, dist.get_rank(), dist.get_world_size()):
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=torch.optim.Adam(held, lr=1e-3),
+            model_parameters=held,
+            config=config_of(Variant(stage)),
+        )
+        for step in range(1, LEFT_OUT_STEPS + 1):
+            for micro_batch in range(MICRO_BATCHES):
+                engine.backward(engine(batch(step, dist.get_rank(), micro_batch)))
+                engine.step()
+        engine.destroy()
+
+
 def weights_of(engine: Any) -> dict[str, torch.Tensor]:
     """The weights that the model computes with, in double precision; gathered under ZeRO 3."""
     deepspeed = import_deepspeed()
@@ -184,6 +205,11 @@ def main(directory: Path, names: list[str]) -> None:
         run(variant, place)
         if dist.get_rank() == 0:
             print(f"{variant.name}: {time.perf_counter() - begun:.2f} s", flush=True)
+    dist.barrier()
+    for stage in LEFT_OUT_STAGES:
+        place = directory / f"left out {stage}"
+        place.mkdir(exist_ok=True)
+        train_without_the_head(place, stage)
     dist.barrier()
     for stage in ONE_BATCH_STAGES:
         place = directory / f"one batch {stage}"

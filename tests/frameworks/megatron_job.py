@@ -29,7 +29,9 @@ from tests.frameworks.megatron_variants import (
     DTYPES,
     EXPERTS,
     LAYERS,
+    LEFT_OUT,
     LENGTH,
+    MISTAKES,
     POISONED_STEP,
     SEQUENCES,
     VARIANTS,
@@ -342,6 +344,34 @@ class Trainer:
         return output, per_token if self.variant.per_token else mean
 
 
+def train_wrongly(name: str, watch: Callable[[], Any]) -> None:
+    """Train with a mistake that Megatron itself does not notice."""
+    variant = MISTAKES[name]
+    trainer = Trainer(variant, DTYPES[variant.dtype])
+    with watch():
+        if variant.distributed:
+            trainer.wrap()
+            trainer.config.finalize_model_grads_func = lambda chunks: None
+        else:
+            package, made = core("optimizer"), core("optimizer").get_megatron_optimizer
+            package.get_megatron_optimizer = functools.partial(without_a_layer, made)
+            trainer.wrap()
+            package.get_megatron_optimizer = made
+        for step in range(1, variant.steps + 1):
+            trainer.step(step)
+
+
+def without_a_layer(made: Callable[..., Any], options: Any, chunks: list[Any]) -> Any:
+    """Make an optimizer while a layer seems to be frozen, as of parameters listed by hand."""
+    left_out = [p for name, p in chunks[0].named_parameters() if LEFT_OUT in name]
+    for parameter in left_out:
+        parameter.requires_grad = False
+    optimizer = made(options, chunks)
+    for parameter in left_out:
+        parameter.requires_grad = True
+    return optimizer
+
+
 def train(variant: Variant, directory: Path, watch: Callable[[], Any]) -> None:
     trainer = Trainer(variant, DTYPES[variant.dtype])
     with contextlib.ExitStack() as stack:
@@ -396,6 +426,8 @@ def main(directory: Path, names: list[str]) -> None:
             dist.barrier()
             if name == REFERENCE:
                 write_reference(place)
+            elif name in MISTAKES:
+                train_wrongly(name, functools.partial(watched, place, rank, world))
             else:
                 unwatched = place / "unwatched"
                 unwatched.mkdir(exist_ok=True)

@@ -135,6 +135,14 @@ def _of_four() -> list[Variant]:
     ]
 
 
+MISTAKE_STEPS = 12
+"""Until the second look at parameters that no optimizer holds."""
+MISTAKES = {
+    "a layer is left out": Variant(steps=MISTAKE_STEPS),
+    "nothing reduces slices": Variant(dtype="bf16", distributed=True, steps=MISTAKE_STEPS),
+}
+LEFT_OUT = "decoder.final_layernorm"
+
 VARIANTS = {variant.name: variant for variant in (*_of_two(), *_of_four())}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mp_agent.records.columns import ACTIVATIONS, BATCH_INTERVAL_STEPS
+from mp_agent.records.columns import ACTIVATIONS, BATCH_INTERVAL_STEPS, UNHELD_PARAMETERS
 from tests.agent.probe.rings import (
     merge_layer_tables,
     merge_rings,
@@ -160,6 +160,20 @@ def test_gradients_that_are_not_finite_are_counted_and_the_step_is_skipped(rings
     assert poisoned.get("nan_elements") == poisoned.get("elements")
     assert poisoned.get("skipped") == 1.0
     assert poisoned.nonfinite_loss_ranks == (1,)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_layer_that_the_optimizer_does_not_get_is_named(trained, stage):
+    rings = read_rings(trained / f"left out {stage}", WORLD, one_schema=False)
+    assert merge_rings(rings)[9].get(UNHELD_PARAMETERS) == 2.0
+    for ring in rings.values():
+        assert ring.schema.fact("unheld_parameters") == "head.weight, head.bias"
+        assert ring.state.probe_errors == 0
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_no_layer_is_named_where_the_optimizer_has_all(rings, name):
+    assert {step.get(UNHELD_PARAMETERS) for step in merge_rings(rings)} <= {0.0, None}
 
 
 @pytest.mark.parametrize("stage", [2, 3])

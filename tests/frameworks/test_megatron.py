@@ -8,9 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from mp_agent.records.columns import UNHELD_PARAMETERS
 from tests.agent.probe.reference import row_of
 from tests.agent.probe.rings import merge_layer_tables, merge_rings, read_ring, rows_by_name
-from tests.frameworks.megatron_variants import CLIP, POISONED_STEP, VARIANTS, Variant
+from tests.frameworks.megatron_variants import (
+    CLIP,
+    LEFT_OUT,
+    MISTAKE_STEPS,
+    MISTAKES,
+    POISONED_STEP,
+    VARIANTS,
+    Variant,
+)
 from tests.frameworks.torchrun import torchrun
 
 OF_MEGATRON = 1e-5
@@ -33,6 +42,7 @@ def trained(framework, tmp_path_factory) -> Path:
             (name for name, variant in VARIANTS.items() if variant.world == world),
             key=lambda name: VARIANTS[name].layout,
         )
+        names += MISTAKES if world == 2 else ()
         torchrun("tests.frameworks.megatron_job", str(directory), *names, world=world)
     return directory
 
@@ -175,6 +185,31 @@ def test_skips_of_a_scale_that_is_too_large_are_all_counted(trained):
     skipped = [step.get("skipped") for step in merge_rings(rings)]
     assert len(skipped) == 30
     assert 10 < skipped.count(1.0) < 30
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_seen(trained, name):
+    rings = {
+        rank: read_ring(trained / name / f"rank{rank}.ring", one_schema=False) for rank in range(2)
+    }
+    steps = merge_rings(rings)
+    assert len(steps) == MISTAKE_STEPS
+    unheld = [step.get(UNHELD_PARAMETERS) for step in steps]
+    apart = [step.reduction is not None and step.reduction.apart for step in steps]
+    if MISTAKES[name].distributed:
+        assert (set(unheld) <= {0.0, None}, apart) == (True, [True] * MISTAKE_STEPS)
+    else:
+        assert (unheld[9], set(apart)) == (2.0, {False})
+        for ring in rings.values():
+            named = dict(ring.schema.facts)["unheld_parameters"].split(", ")
+            assert len(named) == 2 and all(LEFT_OUT in each for each in named)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_nothing_of_that_is_said_of_what_is_right(rings, name):
+    for step in merge_rings(rings):
+        assert step.get(UNHELD_PARAMETERS) in (0.0, None)
+        assert step.reduction is None or not step.reduction.apart
 
 
 def reference(trained: Path, variant: Variant) -> dict[str, np.ndarray]:

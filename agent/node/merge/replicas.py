@@ -307,9 +307,11 @@ class ReplicaDigests:
             )
         reduced = equal or plain.any_reduced(assumed) or bool(kept)
         assumed.reduced_once |= reduced
+        # Where ranks step slices alone, their own gradients are those of no averaging to come.
+        sliced = step.any_split and step.gradients_count and not ballots
         return Reduction(
             reduced=reduced,
-            equal_before=self._any_alike() or not self._samples,
+            equal_before=self._any_alike() or not (self._samples or sliced),
             wrapped=step.wrapper_reduced is not None,
             everywhere=everywhere,
         )

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from mp_agent.probe.engines.megatron_gradients import (
+    BegunReductions,
     GradientPart,
     Hold,
     chunks_of,
@@ -101,8 +102,10 @@ def multiplied_by(wrapper: Any, factor: object) -> object:
 class OptimizerReader:
     """Implements `optimizers.engine.OwningEngine` for a `MegatronOptimizer`, held weakly."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, begun: "BegunReductions | None" = None) -> None:
+        """Read nothing yet. begun: the reductions since the last step, where they are followed."""
         self._optimizer = weakref.ref(optimizer)
+        self._begun = begun
         self.result: object = None
         """What its `step` has returned: success, norm before clipping, number of zeros."""
 
@@ -119,7 +122,7 @@ class OptimizerReader:
 
     def make_plan(self, label: str) -> EnginePlan:
         """Return what to measure of the optimizer's model."""
-        return make_plan(self._optimizer(), label)
+        return make_plan(self._optimizer(), label, self._begun)
 
     def begin(self) -> EngineStep:
         """Return the loss scale in force, by which the gradients are multiplied."""
@@ -173,6 +176,17 @@ class BucketGroups:
             if (found := getattr(group, name, None)) is not None:
                 return ranks_of(found)
         return ()
+
+    def reduced_apart(self, parts: Iterable[GradientPart]) -> list[Any]:
+        """Return the groups in which several ranks get slices of these parts' gradients."""
+        sliced = [part.parameter for part in parts if part.hold is Hold.SLICED]
+        found = {
+            id(group): group
+            for each in sliced
+            if len(self.reducing(each)) > 1
+            for group in (self._by_parameter.get(id(each)),)
+        }
+        return [*found.values()]
 
     def instances(self, parameter: torch.Tensor) -> tuple[int, ...]:
         """Return the ranks that hold the same slice, of several distributed optimizers."""
@@ -274,25 +288,39 @@ class _Measured(NamedTuple):
     strategy: str
     announced: bool
     """Whether Megatron's wrapper reduces the gradients of all parts."""
+    apart: list[Any]
+    """The groups of buckets of which each rank steps a slice."""
 
 
 class DataParallelReducers(Reducers):
-    """Megatron's wrapper reduces gradients where all ranks have them; of slices it is not asked."""
+    """Megatron's wrapper reduces gradients where all ranks have them, which these show.
 
-    def __init__(self, *, copied: bool) -> None:
+    Slices show nothing: of them is known whether a reduction has begun since the last step.
+    """
+
+    def __init__(
+        self, *, copied: bool, apart: Iterable[Any] = (), begun: BegunReductions | None = None
+    ) -> None:
+        """Keep none of them alive. apart: the groups of buckets whose slices ranks step."""
+        self._copied = copied
+        self._apart = [weakref.ref(group) for group in apart]
+        self._begun = begun
         super().__init__((), ())
-        self.any = copied
+        self.any = copied or bool(self._apart)
 
     def reduced(self) -> bool | None:
-        """Return whether replicas step with the same gradients; None where there are none."""
-        return True if self.any else None
+        """Return whether ranks step with what they have reduced; None where that is not known."""
+        if self._copied:
+            return True
+        alive = [group for ref in self._apart if (group := ref()) is not None]
+        return None if self._begun is None or self._begun.have_all(alive) else False
 
 
-def make_plan(optimizer: Any, label: str) -> EnginePlan:
+def make_plan(optimizer: Any, label: str, begun: BegunReductions | None = None) -> EnginePlan:
     """Return what to measure; no layers, but the reason, where that is not known to be right."""
     reason = _unsupported_by(optimizer)
     strategy = "megatron_fsdp" if reason == FULLY_SHARDED else "none"
-    measured = _Measured([], [], [], [], strategy, announced=False)
+    measured = _Measured([], [], [], [], strategy, announced=False, apart=[])
     if not reason:
         try:
             measured = _measured(optimizer)
@@ -310,7 +338,9 @@ def make_plan(optimizer: Any, label: str) -> EnginePlan:
         compute_dtype=_most_common_dtype(parameters),
         strategy=measured.strategy,
         reducers=DataParallelReducers(
-            copied=bool(parameters) and all(part.hold is Hold.COPIED for part in measured.parts)
+            copied=bool(parameters) and all(part.hold is Hold.COPIED for part in measured.parts),
+            apart=measured.apart,
+            begun=begun,
         ),
         data_ranks=megatron.data_ranks(),
         unsupported=reason,
@@ -346,7 +376,8 @@ def _measured(optimizer: Any) -> _Measured:
     ]
     strategy = strategy_of((axis for own in axes.values() for axis in own), parameters)
     announced = all(map(buckets.reducing, parameters))
-    return _Measured(parts, layers, chunks, list(masters_of(optimizer)), strategy, announced)
+    masters, apart = list(masters_of(optimizer)), buckets.reduced_apart(parts)
+    return _Measured(parts, layers, chunks, masters, strategy, announced, apart)
 
 
 def _whole(optimizer: Any) -> Iterator[torch.Tensor]:

@@ -11,6 +11,7 @@ A stage, or a chunk of the interleaved schedule, numbers its own layers from 0, 
 experts. Megatron's checkpoints number those of the whole model; so do these names.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -51,6 +52,31 @@ class GradientPart:
     elements: int
     hold: Hold
     leaf: Any
+
+
+class BegunReductions:
+    """The groups of buckets of which a reduction has begun since the last step."""
+
+    def __init__(self) -> None:
+        self._owner: type | None = None
+        """The class of those that say so."""
+        self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def follow(self, owner: type) -> None:
+        """Know that groups of this class, and no others, say when they begin."""
+        self._owner = owner
+
+    def add(self, group: Any) -> None:
+        """Note that a group begins."""
+        self._groups.add(group)
+
+    def clear(self) -> None:
+        """Forget them: their gradients have been used."""
+        self._groups.clear()
+
+    def have_all(self, groups: Iterable[Any]) -> bool:
+        """Return whether all of these have begun, or do not say so."""
+        return all(type(each) is not self._owner or each in self._groups for each in groups)
 
 
 def leaves_of(optimizer: Any) -> list[Any]:

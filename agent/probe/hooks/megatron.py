@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mp_agent.probe.engines.megatron import OptimizerReader, ScheduledLosses, multiplied_by
+from mp_agent.probe.engines.megatron_gradients import BegunReductions
 from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.loss import reporting
 from mp_agent.probe.hooks.patches import Patches, Wrapper
@@ -61,6 +62,7 @@ class _Hooks:
         self._shield = shield
         self._thread = _Thread()
         self._losses = ScheduledLosses()
+        self._reductions = BegunReductions()
         self._multiplied: weakref.ref[nn.Module] | None = None
         """The first chunk whose gradients were multiplied in the step under way."""
         self._waiting: dict[str, Callable[[Any], bool]] = {
@@ -114,6 +116,7 @@ class _Hooks:
         if not isinstance(owner, type) or "start_grad_sync" not in vars(owner):
             return False
         self._patches.replace(owner, "start_grad_sync", self._start_grad_sync)
+        self._reductions.follow(owner)
         return True
 
     def _hook_schedules(self, module: Any) -> bool:
@@ -171,7 +174,7 @@ class _Hooks:
         return step_with_ready_grads
 
     def _begin(self, optimizer: Any) -> OptimizerReader:
-        reader = OptimizerReader(optimizer)
+        reader = OptimizerReader(optimizer, self._reductions)
         self._multiplied = None
         self._shield.run(_KIND, self._events.engine_step_begins, reader)
         return reader
@@ -193,6 +196,7 @@ class _Hooks:
     def _end(self, reader: OptimizerReader) -> None:
         self._thread.prepared = None
         self._shield.run(_KIND, self._events.engine_step_ended, reader)
+        self._reductions.clear()
 
     def _scale_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -255,6 +259,7 @@ class _Hooks:
 
     def _announce_reduction(self, group: Any) -> None:
         """Announce it unless it is under way already, when Megatron ignores the call."""
+        self._reductions.add(group)
         if group.grad_reduce_handle is None:
             self._events.reduction_begins([bucket.grad_data for bucket in group.buckets])
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mp_agent.probe.optimizers.parameter_names import NamedParameter
+from mp_agent.probe.optimizers.parameter_names import NamedParameter, unheld_gradients
 from mp_agent.probe.optimizers.plan import MeasurementPlan, elements_by_format, local_of
 from mp_agent.probe.placement import Reducers, declarations
 from mp_agent.probe.scalars import Scalar
@@ -223,6 +223,20 @@ def make_engine_plan(
         announces_reduction=announces_reduction,
         root=None if root is None else weakref.ref(root),
     )
+
+
+def unheld_by_engines(plans: Sequence[MeasurementPlan]) -> list[tuple[str, nn.Parameter]]:
+    """Return parameters of the engines' models that have gradients and that none of them steps.
+
+    None where an engine is not measured: what it steps is not known.
+    """
+    if not all(isinstance(plan, EnginePlan) and plan.held for plan in plans):
+        return []
+    engines = [plan for plan in plans if isinstance(plan, EnginePlan)]
+    held = {identity for plan in engines for identity in plan.held}
+    roots = [None if plan.root is None else plan.root() for plan in engines]
+    first = roots[0] if roots else None
+    return unheld_gradients([root for root in roots if root is not None], held, first)
 
 
 def _of_optimizer(share: Share, label: str) -> Share:

@@ -314,8 +314,14 @@ def unheld_gradients(
         )
         for module in _outermost(modules)
         for name, parameter in _trained_parameters(module)
-        if parameter.grad is not None and id(parameter) not in held
+        if id(parameter) not in held and gradient_of(parameter) is not None
     ]
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Return the gradient that backward leaves; of Megatron's wrapper the one in its buffer."""
+    found = parameter.grad
+    return getattr(parameter, "main_grad", None) if found is None else found
 
 
 def untouched(modules: Iterable[nn.Module], held: Collection[int]) -> list[nn.Module]:

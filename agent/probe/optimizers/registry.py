@@ -11,7 +11,12 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from mp_agent.probe.isolation import TensorRef
-from mp_agent.probe.optimizers.engine import Engine, EnginePlan, OwningEngine
+from mp_agent.probe.optimizers.engine import (
+    Engine,
+    EnginePlan,
+    OwningEngine,
+    unheld_by_engines,
+)
 from mp_agent.probe.optimizers.live_objects import alive, distinct
 from mp_agent.probe.optimizers.parameter_names import (
     has_gradient,
@@ -198,8 +203,12 @@ class OptimizerRegistry:
         """
         first = self.first
         plan = None if first is None else first.plan()
-        if plan is None or any(each.managed for each in self.roles.watched):
+        if plan is None:
             return []
+        if any(each.managed for each in self.roles.watched):
+            others = {id(each) for own in self._new.all() for each in optimizer_parameters(own)}
+            found = unheld_by_engines(self.plans())
+            return [(name, each) for name, each in found if id(each) not in others]
         if first is not None and (optimizer := first.optimizer) is not None:
             self._plan_maker.find_root_again(optimizer)
         root = self.root

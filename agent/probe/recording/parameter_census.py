@@ -21,7 +21,7 @@ from mp_agent.probe.instruments.activation_modules import (
     tensors_in,
 )
 from mp_agent.probe.isolation import TensorRef
-from mp_agent.probe.optimizers.parameter_names import listed, strip_wrappers
+from mp_agent.probe.optimizers.parameter_names import gradient_of, listed, strip_wrappers
 from mp_agent.probe.optimizers.plan import change_count, few_elements, local_of
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.recording.run_facts import ObservedTraits
@@ -121,7 +121,7 @@ class ParameterCensus:
             self._suspects[id(parameter)] = _Suspect.made_of(parameter)
             if known is not None and known.of(parameter):
                 names.append(name)
-                unchanged.append(known.is_unchanged())
+                unchanged.append(known.is_unchanged() & _is_new(parameter))
         flags_T = torch.stack(accelerator.on_one_device(unchanged)) if names else torch.zeros(0)
         scalars[UNHELD_PARAMETERS] = as_scalar(flags_T.sum()) if names else 0.0
         self._names.send(names, flags_T)
@@ -144,7 +144,7 @@ class _Suspect:
 
     @classmethod
     def made_of(cls, parameter: torch.Tensor) -> "_Suspect":
-        gradient = parameter.grad
+        gradient = gradient_of(parameter)
         assert gradient is not None
         return cls(
             TensorRef(parameter),
@@ -155,7 +155,7 @@ class _Suspect:
 
     def of(self, parameter: torch.Tensor) -> bool:
         """Return whether it is `parameter`, with another gradient than before."""
-        gradient = parameter.grad
+        gradient = gradient_of(parameter)
         same = gradient is self.gradient() and (
             gradient is None or change_count(gradient) == self.gradient_version
         )
@@ -168,9 +168,18 @@ class _Suspect:
         return (_kept(parameter) == self.elements).all()
 
 
+def _is_new(parameter: torch.Tensor) -> torch.Tensor:
+    """Return whether its gradient is one; in a buffer that others share it may be zeros."""
+    gradient = gradient_of(parameter)
+    if gradient is parameter.grad or gradient is None:
+        return torch.ones((), dtype=torch.bool, device=parameter.device)
+    return local_of(gradient).any()
+
+
 def _kept(parameter: torch.Tensor) -> torch.Tensor:
     """Return a copy of a few elements; none of tensors of other kinds."""
-    found = few_elements(parameter.detach())
+    partition = getattr(parameter, "ds_tensor", None)  # of ZeRO 3, which gathers the whole one
+    found = few_elements((parameter if partition is None else partition).detach())
     return torch.empty(0, device=parameter.device) if found is None else found.clone()
 
 

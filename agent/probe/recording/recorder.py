@@ -1,6 +1,7 @@
 """Everything between an open step and the ring: measures gradients, writes steps."""
 
 from collections.abc import Sequence
+from math import isnan
 from threading import get_ident
 from time import perf_counter
 
@@ -140,7 +141,9 @@ class StepRecorder:
         self._step_measurement.fill_in(step, usable, at_all_layers=delivery.wants_all_layers)
         measured = [plan for plan, _ in usable]
         for reducers in (plan.reducers for plan in measured if plan.reducers.any):
-            step.note_reduction(reducers.reduced())
+            reduced = reducers.reduced()
+            if reduced or not isnan(step.backward_seconds):
+                step.note_reduction(reduced)  # what CUDA graphs reduce says nothing of it
         self._instruments.gradients_measured(step, measured)
         if of_run and step.sequence >= self._changes.looks.due:
             self._sample_weights(step, usable)

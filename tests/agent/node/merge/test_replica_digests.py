@@ -564,6 +564,18 @@ class TestReplicasThatStepWithTheirOwnGradients:
         assert merged.replicas["weights"] == Comparison(agree=False, tensors=("router",))
         assert merged.get("sum_squares") == 6.0
 
+    @pytest.mark.parametrize(("squares", "apart"), [(1.0, True), (0.0, False)])
+    def test_slices_that_nothing_reduced_are_no_averaging_to_come(self, squares, apart):
+        steps = []
+        for rank in range(2):
+            shard = Share(group="zero1", shard_index=rank, shard_count=2)
+            row = gradient_row(elements=4.0, abs_max=9.0 * squares, sum_squares=squares)
+            record = make_record(1, {"gradients_reduced": 0.0}, [row])
+            steps.append(RankStep(rank, make_schema(shard), record))
+        reduction = merge_nodes([steps], assumed=AssumedShares({})).reduction
+        assert reduction is not None
+        assert (reduction.apart, reduction.wrapped) == (apart, True)
+
     def test_plain_copies_next_to_shards_part_alone_though_the_wrapper_reduced(self):
         steps = []
         for rank in range(2):

@@ -1,10 +1,13 @@
-"""The names of parameters that a look on a device has found."""
+"""Parameters that no optimizer holds, and the names of those that a look on a device has found."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from mp_agent.probe import accelerator
-from mp_agent.probe.recording.parameter_census import NamesOnTheWay
+from mp_agent.probe.recording.parameter_census import NamesOnTheWay, ParameterCensus
 from mp_agent.probe.recording.run_facts import ObservedTraits
 
 FLAGS = torch.tensor([True, False, True])
@@ -36,3 +39,21 @@ def test_are_not_known_before_the_flags_have_arrived(traits, monkeypatch):
     monkeypatch.setattr(accelerator.HostCopy, "has_arrived", True)
     names.note()
     assert traits.parameters == {"unheld_parameters": "a"}
+
+
+@pytest.mark.parametrize(("gradient", "unheld"), [(1.0, 1.0), (0.0, 0.0)])
+def test_a_gradient_in_a_buffer_of_an_engine_counts_unless_it_is_zero(gradient, unheld):
+    parameter: Any = torch.nn.Parameter(torch.ones(4))
+    parameter.main_grad = torch.zeros(4)
+    registry: Any = SimpleNamespace(
+        root=None, unheld_gradients=lambda *, strays: [("head.bias", parameter)]
+    )
+    traits = ObservedTraits()
+    census = ParameterCensus(registry, traits)
+    found: dict[str, Any] = {}
+    census.look(1, found, soon=False)
+    assert found == {"unheld_parameters": 0.0}, "one look shows nothing"
+    parameter.main_grad.add_(gradient)
+    census.look(10, found, soon=False)
+    assert found == {"unheld_parameters": unheld}
+    assert traits.parameters == ({"unheld_parameters": "head.bias"} if unheld else {})
