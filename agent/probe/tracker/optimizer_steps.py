@@ -2,12 +2,14 @@
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from math import isnan
 
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.live_objects import LibraryOptimizer
 from mp_agent.probe.optimizers.loop_order import is_left_scaled
+from mp_agent.probe.optimizers.parameter_names import optimizer_parameters
 from mp_agent.probe.optimizers.roles import Role, WatchedOptimizer
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.thread_progress import (
@@ -18,6 +20,12 @@ from mp_agent.probe.step.thread_progress import (
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import GradientMeasuring, StepEnd
 from mp_agent.records.steps import Phase
+
+
+def has_gradients(optimizer: Optimizer) -> bool:
+    """Return whether there are any that it could step with."""
+    return any(each.grad is not None for each in optimizer_parameters(optimizer))
+
 
 UNGUARDED = "the guard of an optimizer that is not torch's"
 
@@ -38,6 +46,8 @@ class OptimizerSteps:
         self._graphs = graphs
         self.stepped_in_backward = False
         """An optimizer has stepped within the backward under way, which then is a step."""
+        self._steps_in_backward = False
+        """One has done so before: a step after that backward, without gradients, is none more."""
         self.paused = False
         """Steps are none of training: torch makes them to fill in empty optimizer state."""
         self._stepped_sequence = 0
@@ -49,7 +59,8 @@ class OptimizerSteps:
         context.registry.roles.never_stepped.stepped.add(optimizer)
         if self._graphs.pending:
             self._graphs.end_replayed()
-        if self.paused or thread.engine_steps:
+        released = self._steps_in_backward and isnan(context.step.backward_seconds)
+        if self.paused or thread.engine_steps or (released and not has_gradients(optimizer)):
             thread.optimizer_stepped = True
             return
         if within_backward() and not thread.in_closure:
@@ -221,7 +232,7 @@ class OptimizerSteps:
         """Count the backward as a step: there is no moment at which all gradients exist."""
         context = self._context
         context.note_unsupported("optimizer step within backward")
-        self.stepped_in_backward = True
+        self.stepped_in_backward = self._steps_in_backward = True
         watched = context.registry.first or context.registry.of(optimizer)
         if watched is not None:
             context.note_learning_rate(watched)

@@ -408,6 +408,26 @@ class TestWithinBackward:
             loss.backward()
         return losses
 
+    def test_a_step_that_a_loop_makes_all_the_same_is_none(self, watch):
+        """Libraries that step in backward leave the loop as it was (optimi)."""
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+        def step(parameter: Any) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        losses = []
+        for seed in range(3):
+            loss = make_loss(model, seed)
+            losses.append(loss.item())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert watched.read().column("loss") == pytest.approx(losses)
+
     def test_a_backward_is_a_step_with_its_loss(self, watch):
         watched, model = watch(), make_model()
         losses = self.train(model, 3)
