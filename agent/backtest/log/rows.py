@@ -231,7 +231,9 @@ def points_of_rows(
     rows, about_parts = with_sum_of_parts(rows, chosen)
     columns = choose_columns((name for _, row in rows for name in row), chosen)
     rows, about_epochs = across_epochs(rows, columns)
-    notes += about_parts + about_epochs + _without_false_step(rows, columns, chosen)
+    rows, about_order = _oldest_first(rows, columns)
+    about_order += _without_false_step(rows, columns, chosen)
+    notes += about_parts + about_epochs + about_order
     if STEP not in columns:
         notes.append("no column for the step: rows are counted as steps, from 1")
     points: list[Point] = []
@@ -269,6 +271,17 @@ def points_of_rows(
     return tuple(points), [*notes, *about, *problems.messages()]
 
 
+def _oldest_first(
+    rows: Sequence[Row], columns: Mapping[str, str]
+) -> tuple[Sequence[Row], list[str]]:
+    """Return rows from the first step on: some logs begin with the newest."""
+    column = columns.get(STEP, "")
+    steps = [step for _, row in rows if (step := _whole(row.get(column))) is not None]
+    if len(set(steps)) < 3 or any(after > before for before, after in pairwise(steps)):
+        return rows, []
+    return rows[::-1], [f"{column} goes down from row to row: the log is read from its end"]
+
+
 def _without_false_step(
     rows: Sequence[Row], columns: dict[str, str], chosen: Mapping[str, str]
 ) -> list[str]:
@@ -300,13 +313,13 @@ def _about_rounding(rows: Sequence[Row], columns: Mapping[str, str]) -> Iterator
 def _about_empty_end(rows: Sequence[Row], columns: Mapping[str, str]) -> Iterator[str]:
     """Report where the losses end before the log, with longer gaps than any before."""
     column = columns.get(_LOSS, _LOSS)
-    lines = [line for line, row in rows if column in row and _part(row[column]) is not None]
-    own = [line for line, row in rows if column in row]
-    end = [line for line in own if line > lines[-1]] if lines else []
-    gap = max((after - before for before, after in pairwise(lines)), default=len(own))
-    if len(end) >= max(_EMPTY_AT_LEAST, 2 * gap):
+    cells = [row[column] for _, row in rows if column in row]
+    held = [place for place, cell in enumerate(cells) if _part(cell) is not None]
+    end = len(cells) - 1 - held[-1] if held else 0
+    gap = max((after - before for before, after in pairwise(held)), default=len(cells))
+    if end >= max(_EMPTY_AT_LEAST, 2 * gap):
         yield (
-            f"{column} is empty in the last {len(end)} rows: pandas and JavaScript write NaN so, "
+            f"{column} is empty in the last {end} rows: pandas and JavaScript write NaN so, "
             "and the run may have broken there"
         )
 

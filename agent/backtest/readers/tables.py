@@ -23,6 +23,9 @@ from mp_agent.inputs.files import bounded_values, parse_json, read_text
 _CSV_NAME = "csv"
 _CSV_SUFFIXES = (".csv", ".tsv")
 _CSV_HEADING = re.compile(rb"[\w ./-]+(?:,[\w ./-]+)+\r*\n")
+_DELIMITERS = ",;\t"
+"""Where the decimal point is a comma, values are between semicolons."""
+_DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*")
 _TEXT_SUFFIXES = (".log", ".txt", ".out")
 _PLACES = {EPOCH, *QUANTITIES[STEP]}
 _FIELD_CHARACTERS_MAX = 1_000_000
@@ -47,7 +50,8 @@ def _recognises_csv(path: Path, head: bytes) -> bool:
 def _read_csv(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
     text = read_text(path)
     problems = Problems()
-    delimiter = "\t" if path.suffix == ".tsv" else ","
+    heading = text.partition("\n")[0]
+    delimiter = "\t" if path.suffix == ".tsv" else max(_DELIMITERS, key=heading.count)
     rows = bounded_rows(_rows_csv(bounded_values(text, delimiter + "\n"), delimiter, problems))
     if not rows:
         raise LogError("; ".join(problems.messages()) or "holds no row below its heading")
@@ -70,6 +74,8 @@ def _rows_csv(text: str, delimiter: str, problems: Problems) -> Iterator[Row]:
         if not any(heading):
             raise LogError("line 1: holds no column names")
         for cells in lines:
+            if delimiter == ";":
+                cells = [_with_point(cell) for cell in cells]
             if len(cells) > len(heading):
                 problems.add(
                     lines.line_num, f"holds {len(cells)} values, the heading {len(heading)}"
@@ -80,6 +86,11 @@ def _rows_csv(text: str, delimiter: str, problems: Problems) -> Iterator[Row]:
                 yield lines.line_num, dict(zip(heading, whole, strict=False))
     except csv.Error as error:
         problems.add(lines.line_num, str(error))
+
+
+def _with_point(cell: str) -> str:
+    """Return a number with a decimal point in place of a comma; anything else as it is."""
+    return cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell
 
 
 def _by_run(rows: Sequence[Row], name: str) -> Mapping[str, Sequence[Row]]:

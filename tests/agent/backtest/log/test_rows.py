@@ -204,3 +204,10 @@ def test_losses_of_every_tenth_row_end_like_any_other_gap(length):
     rows = [{"step": step, "loss": None if step % 10 else 2.0} for step in range(length)]
     _, notes = points(rows)
     assert not any("is empty" in note for note in notes)
+
+
+def test_rows_whose_newest_is_first_are_read_from_the_end():
+    rows = [{"step": step, "loss": 2.0 - step / 100} for step in range(50)]
+    found, notes = points(rows[::-1])
+    assert found == points(rows)[0]
+    assert any("read from its end" in note for note in notes)

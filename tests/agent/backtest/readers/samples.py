@@ -36,6 +36,15 @@ def csv_table(directory: Path) -> Path:
     return path
 
 
+def csv_with_commas(directory: Path) -> Path:
+    """Write a table as where the decimal point is a comma, its newest row first."""
+    path = directory / "metrics.csv"
+    cells = [[str(cell).replace(".", ",") for cell in row.values()] for row in ROWS]
+    lines = [";".join(row) for row in (list(ROWS[0]), *reversed(cells))]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
 def json_lines(directory: Path) -> Path:
     path = directory / "log.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
@@ -229,6 +238,7 @@ def between_spaces(directory: Path) -> Path:
 FORMATS: Mapping[str, Write] = {
     "transformers": transformers,
     "csv": csv_table,
+    "csv with commas": csv_with_commas,
     "jsonl": json_lines,
     "json": json_table,
     "tensorboard": tensorboard,
