@@ -271,7 +271,7 @@ _FRAMES_AT_MOST = 200
 STATE_KNOWN_STEP = 4
 """When a schedule has shown how far it is, and an optimizer whether it keeps state."""
 _LOST_STEPS = 32
-"""Steps in a row that begin without state after which it is seen whether any is kept."""
+"""Steps in a row, each by a new optimizer, after which it is seen whether these keep state."""
 
 
 class TrainerStep:
@@ -287,8 +287,9 @@ class TrainerStep:
         self._ahead = 0
         self.may_lose_state = False
         """The next look at an optimizer's state shows whether those before it had any to lose."""
-        self._empty_steps = 0
-        """Consecutive steps before which the optimizer has had no state."""
+        self._new_steps = 0
+        """Consecutive steps that were each the first one of an optimizer without state."""
+        self._newest: weakref.ref[Optimizer] | None = None
         self._began_empty: int | None = None
         """`id` of the first optimizer, where it had no state before its first step; else 0."""
         self._observed = False
@@ -305,8 +306,12 @@ class TrainerStep:
 
     def inspect(self, optimizer: Optimizer, sequence: int) -> None:
         """Learn the number of step `sequence`, which `optimizer` is about to make."""
-        steps = self._empty_steps = 0 if optimizer.state else self._empty_steps + 1
-        self.may_lose_state = steps > 0 and steps % _LOST_STEPS == 0
+        # By references: an optimizer that is gone may leave its `id` to the next.
+        if optimizer.state or (self._newest is not None and self._newest() is optimizer):
+            self._new_steps = 0
+        else:
+            self._new_steps, self._newest = self._new_steps + 1, weakref.ref(optimizer)
+        self.may_lose_state = self._new_steps > 0 and self._new_steps % _LOST_STEPS == 0
         if sequence <= STATE_KNOWN_STEP:
             self._look_at_state(optimizer, sequence)
         if self._observed:
@@ -331,8 +336,8 @@ class TrainerStep:
             self._learn(in_state, sequence)
 
     def lost_steps(self, optimizer: Optimizer) -> int:
-        """Return how many steps in a row began without the state that `optimizer`'s has made."""
-        return self._empty_steps if _keeps_state(optimizer) else 0
+        """Return how many steps in a row have left state behind, as `optimizer`'s last one has."""
+        return self._new_steps if _keeps_state(optimizer) else 0
 
     def completed_by_engine(self, completed: int, sequence: int) -> None:
         """Learn from an engine, before step `sequence`, how many it has completed."""

@@ -11,6 +11,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -561,8 +562,24 @@ def test_an_optimizer_that_each_step_makes_again_is_named(see, loop):
     assert seen.values["resumed_without_state_steps"] % 32 == 0
 
 
-def test_an_optimizer_without_state_may_be_made_again(see):
-    seen = see(partial(made_in_the_loop, sgd))
+def overflowing() -> Iterator[int]:
+    """The first steps are skipped, so that there is no state until the 32nd one."""
+    model = make_model()
+    optimizer = adam(model, lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", growth_interval=10**6)
+    for step in range(1, STEPS + 1):
+        inputs, classes = batch(step)
+        optimizer.zero_grad()
+        loss = cross_entropy(model(inputs), classes) * (inf if step < 32 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        yield step
+
+
+@pytest.mark.parametrize("loop", [partial(made_in_the_loop, sgd), overflowing])
+def test_an_optimizer_without_state_to_lose_is_not_named(see, loop):
+    seen = see(loop)
 
     assert f"{STATE_LOST},warning" not in seen.first_steps
 
