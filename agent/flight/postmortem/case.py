@@ -41,7 +41,7 @@ class Case:
         Only a longer past, or another part of the run, shows the latter.
         """
         again = {(one.name, severity) for one in self.history.conditions for severity in _from(one)}
-        live = (one for one in self.evidence.conditions if one.name in _KNOWN)
+        live = (one for one in self.evidence.conditions if one.name in _KNOWN and _from(one))
         new = (one for one in live if (one.name, one.severity) not in again)
         return (*self.history.conditions, *new)
 
@@ -118,8 +118,9 @@ class Case:
 
 
 def _from(condition: ActiveCondition) -> tuple[str, ...]:
-    """Return the severities of a condition and those that are milder."""
-    return _WORST_FIRST[_WORST_FIRST.index(condition.severity) :]
+    """Return the severities of a condition and those that are milder; none of an unknown one."""
+    severity = condition.severity
+    return _WORST_FIRST[_WORST_FIRST.index(severity) :] if severity in _WORST_FIRST else ()
 
 
 def norm_of(step: MergedStep) -> float:

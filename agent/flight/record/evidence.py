@@ -104,7 +104,7 @@ def recorded_values(thresholds: Mapping[str, float], settings: Mapping[str, Any]
     recorded = Settings.model_construct(
         thresholds=known,
         alerts=alerts if isinstance(alerts, dict) else {},
-        time_scale=scale if isinstance(scale, int | float) else 1.0,
+        time_scale=scale if isinstance(scale, int | float) and 1e-6 <= scale <= 1e6 else 1.0,
     )
     try:
         return values_of(recorded)

@@ -303,7 +303,10 @@ def read_array(file: IO[bytes], size_bytes: int) -> FloatArray:
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
         raise ValueError(f"an array has format {version}")
-    shape, fortran, kind = np.lib.format.read_array_header_1_0(file)
+    try:
+        shape, fortran, kind = np.lib.format.read_array_header_1_0(file)
+    except Exception as error:  # NumPy takes a header for Python: its tokens, syntax and values
+        raise ValueError(f"an array's header cannot be read: {error}") from error
     header_bytes = file.tell()
     if kind.hasobject or kind.itemsize != 8 or (fortran and len(shape) > 1):
         raise ValueError(f"an array holds {kind}")

@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import stat
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -124,6 +125,8 @@ log = logging.getLogger("mp_agent.flight")
 _FILE_MODE = 0o600
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _REASON_CHARACTERS_MAX = 60
+_STALE_SECONDS = 3600.0
+"""An unfinished file is another writer's until then: a job of the same name, on another machine."""
 REPORT_PAGE, REPORT_DOCUMENT = "postmortem.html", "postmortem.json"
 REPORT_BYTES_MAX = 1 << 24
 
@@ -204,8 +207,9 @@ def _writable_by_all(directory: Path) -> bool:
 def _prune(run_dir: Path, file: str, *, keep: Path, records_max: int, bytes_max: int) -> None:
     """Remove this node's oldest files until the rest is within the bounds."""
     with suppress(OSError):
-        for stale in run_dir.glob(f"*/.{file}.*"):
-            stale.unlink(missing_ok=True)
+        for unfinished in run_dir.glob(f"*/.{file}.*"):
+            if time.time() - unfinished.stat().st_mtime > _STALE_SECONDS:
+                unfinished.unlink(missing_ok=True)
     found = sorted(run_dir.glob(f"*/{file}"), key=lambda path: path.parent.name)
     sizes = {path: _size(path) for path in found}
     for path in found:

@@ -260,6 +260,11 @@ def test_an_active_condition_is_a_cause_where_the_record_is_too_short_to_show_it
     assert remedies_for(finding.cause)
 
 
+def test_a_severity_of_another_release_is_left_out():
+    unknown = make_condition(name="MpAgentAttentionLogitGrowth", severity="fatal")
+    assert findings_of(calm(60), conditions=[unknown]) == {}
+
+
 def test_a_condition_that_the_record_shows_is_not_reported_twice():
     active = make_condition(name="MpAgentGradientExplosion", severity="critical", since_step=1)
     found = findings_of([*calm(60), *growing(61, 8)], conditions=[active])

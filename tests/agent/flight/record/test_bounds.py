@@ -166,6 +166,16 @@ def test_an_array_that_claims_a_shape_is_not_allocated(path: Path, shape: tuple[
     assert "damaged: rank0/0/values.npy: an array of shape" in refused(path)
 
 
+@pytest.mark.parametrize("header", [b"{'shape': (1,), q", b"{[]: 1}", b"(" * 100, b"{'descr': \0"])
+def test_an_array_whose_header_is_no_python_is_refused(path: Path, header: bytes) -> None:
+    def damage(members: Members) -> None:
+        padded = header.ljust(117) + b"\n"
+        members["rank0/0/values.npy"] = b"\x93NUMPY\1\0" + struct.pack("<H", 118) + padded
+
+    rewritten(path, damage)
+    assert "rank0/0/values.npy: an array's header cannot be read" in refused(path)
+
+
 def test_a_pickle_is_never_loaded(path: Path, tmp_path: Path) -> None:
     def pickled(members: Members) -> None:
         file = io.BytesIO()

@@ -148,6 +148,8 @@ def test_a_record_of_another_release_is_read_nevertheless():
     thresholds = {**DEFAULTS, "grad_norm_high": 5e6, "unheard_of": 1.0}
     values = recorded_values(thresholds, {"alerts": "nonsense", "time_scale": None})
     assert values.limits == {**DEFAULTS, "grad_norm_high": 5e6}
+    for scale in (0, -1.0, 1e308, 10**400):
+        assert recorded_values({}, {"time_scale": scale}).time_scale == 1.0
     record = replace(make_node_record(), thresholds={})
     evidence = gather(Path("record"), [record])
     assert evidence is not None and evidence.values.limits == DEFAULTS
