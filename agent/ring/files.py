@@ -229,6 +229,8 @@ def no_room(path: Path, needed_bytes: int, shortage: int = errno.ENOSPC) -> str:
     while not place.exists() or not os.path.ismount(place):
         place = place.parent
     size = os.statvfs(place)
+    if size.f_files and not size.f_favail:
+        return f"{place} is full: it holds all {size.f_files} files that it may (df -i; nr_inodes)"
     free_bytes, size_bytes = size.f_bavail * size.f_frsize, size.f_blocks * size.f_frsize
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     rings = int(ranks) if ranks.isdecimal() and int(ranks) else 1

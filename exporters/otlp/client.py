@@ -86,7 +86,6 @@ class Client:
         self._exporter = exporter
         self._response = response
         self._capture = capture
-        self._last_reason = "refused"
         self._may_split = True
         """Whether anything was accepted in the last push; true before the first."""
 
@@ -130,10 +129,9 @@ class Client:
         if getattr(result, "name", "") == "SUCCESS":
             outcome.any_accepted = True
             return ()
-        # The exporters log the same message once a minute at most.
-        self._last_reason = _joined(problem, self._capture.pop()) or self._last_reason
         response = self._response
-        problem = _joined(self._last_reason, self._capture.redact(response.explanation))
+        explanation = self._capture.redact(response.explanation)
+        problem = _joined(problem, self._capture.pop(), explanation) or "refused"
         if not response.refused_permanently:
             raise ExportError(
                 problem,

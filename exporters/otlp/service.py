@@ -29,6 +29,13 @@ from mp_agent.records.views import ExportAccount
 
 log = logging.getLogger("mp_agent.otlp")
 
+_TERSE_LOGGERS = tuple(
+    f"opentelemetry.exporter.otlp.proto.{module}"
+    for module in ("grpc.exporter", "http._log_exporter")
+)
+"""They have filters that leave out a message like the last one, whatever signal or reason it is of:
+of several signals only one would say why it fails."""
+
 
 def open_client(
     transport: OtlpTransport, capture: LogCapture, *, timeout_seconds: float | None = None
@@ -48,6 +55,8 @@ def open_client(
     except Exception as error:
         text = f"no exporter for {signal}: {type(error).__name__}: {error}"
         raise ExportError(capture.redact(text)) from None
+    for name in _TERSE_LOGGERS:
+        logging.getLogger(name).filters.clear()
     if message := capture.pop():
         log.warning("the exporter for %s reports: %s", signal, message)
     return Client(exporter, response, capture)

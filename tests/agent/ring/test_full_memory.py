@@ -75,6 +75,17 @@ def test_the_size_to_ask_for_has_room_for_all_ranks_of_the_node(
     assert "at least 128 MiB" in no_room(small_tmpfs, 4096)
 
 
+def test_a_file_system_without_room_for_another_file_is_not_said_to_lack_bytes(
+    small_tmpfs: Path,
+) -> None:
+    subprocess.run(["mount", "-o", "remount,nr_inodes=2", str(small_tmpfs)], check=True)
+    (small_tmpfs / "other").touch()
+    with pytest.raises(OSError):
+        (small_tmpfs / "another").touch()
+    text = no_room(small_tmpfs, 4096)
+    assert text == f"{small_tmpfs} is full: it holds all 2 files that it may (df -i; nr_inodes)"
+
+
 def test_a_tmpfs_that_fills_later_harms_neither_the_rank_nor_its_records(
     small_tmpfs: Path,
 ) -> None:

@@ -19,7 +19,13 @@ from mp_agent.exporters.otlp.environment import (
     Redactor,
     read_environment,
 )
-from mp_agent.exporters.otlp.events import PROCESS_METRICS
+from mp_agent.exporters.otlp.events import (
+    PROCESS_METRICS,
+    Times,
+    batches,
+    log_records,
+    make_resource,
+)
 from mp_agent.exporters.otlp.service import open_client
 from mp_agent.version import __version__
 from tests.exporters.otlp.grpc_collector import Collector, grpc_collector
@@ -157,6 +163,24 @@ def test_an_endpoint_that_is_down_delays_no_end(tmp_path, monkeypatch):
         loop.tick()
         assert loop.stop(seconds=0.5) < 2.5
     assert loop.account().failures >= 1
+
+
+def test_each_signal_says_why_it_fails_each_time(collector, tmp_path):
+    environment, capture = read_environment(os.environ), LogCapture(Redactor({}))
+    resource = make_resource(tmp_path)
+    (metrics,) = batches(steps(1.0), Times(0, {}, {}), resource)
+    sent = {OtlpSignal.METRICS: metrics, OtlpSignal.LOGS: log_records([event()], resource)}
+    capture.install()
+    try:
+        for status in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+            collector.status = status
+            for signal, request in sent.items():
+                client = open_client(environment.transports[signal], capture)
+                with pytest.raises(ExportError, match=status.name):
+                    client.send([request], limit_seconds=5.0)
+                client.close()
+    finally:
+        capture.remove()
 
 
 def test_a_collector_on_this_machine_gets_pushes_whatever_proxy_there_is(
