@@ -181,8 +181,22 @@ def is_locked(fd: int) -> bool:
 
     A process never sees its own `lock_for_life`.
     """
-    found = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-    return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+    return _lock_of_another(fd)[0] != fcntl.F_UNLCK
+
+
+def lock_holder(fd: int) -> int:
+    """Return the other process with a `lock_for_life`, by its number in this PID namespace.
+
+    0 where there is none, and where it is in a namespace that cannot be seen from here.
+    """
+    lock_type, pid = _lock_of_another(fd)
+    return 0 if lock_type == fcntl.F_UNLCK else pid
+
+
+def _lock_of_another(fd: int) -> tuple[int, int]:
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    lock_type, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    return lock_type, pid
 
 
 def open_and_lock(path: Path) -> int | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from mp_agent.errors import RingError
 from mp_agent.records.schema import RankIdentity, Schema
 from mp_agent.records.steps import LayerTable, RankState, StepRecord
-from mp_agent.ring.files import is_locked, open_private
+from mp_agent.ring.files import is_locked, lock_holder, open_private
 from mp_agent.ring.format.device_part import DevicePartReader
 from mp_agent.ring.format.layout import (
     BODY,
@@ -203,6 +203,13 @@ class RingReader:
         Always false in that process itself.
         """
         return is_locked(self._fd)
+
+    def writer_pid(self) -> int:
+        """Return the living writer's process id as this process sees it; 0 if it sees none.
+
+        The identity has the number in the writer's PID namespace, which may not be this one.
+        """
+        return lock_holder(self._fd)
 
     def close(self) -> None:
         """Close the file."""

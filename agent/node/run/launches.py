@@ -167,7 +167,7 @@ def _are_further_ranks(rings: Rings, attempt: LocalAttempt) -> bool:
 def _are_descendants(rings: Rings, attempt: LocalAttempt) -> bool:
     """Return whether a rank of the attempt started the processes that write the rings."""
     pids = {source.identity.pid for source in attempt.sources.values()}
-    return any(pids & set(_ancestors(reader.identity.pid)) for _, reader in rings)
+    return any(pids & set(_ancestors(reader.writer_pid())) for _, reader in rings)
 
 
 def _ancestors(pid: int) -> Iterator[int]:

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -40,6 +41,13 @@ def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, UnicodeError):
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
         return ""
 
 
@@ -98,19 +106,13 @@ def _ranks_above(directory: Path) -> Iterator[RankIdentity]:
         above.add(parent.pid or 0)  # a fork server may be in between
     for run_dir in locations.find_runs(directory):
         for path in locations.find_rings(run_dir):
-            if (identity := _alive(path)) is not None and identity.pid in above:
-                yield identity
-
-
-def _alive(path: Path) -> RankIdentity | None:
-    try:
-        reader = RingReader.open(path)
-    except (OSError, RingError):
-        return None
-    try:
-        return reader.identity if reader.writer_alive() else None
-    finally:
-        reader.close()
+            try:
+                reader = RingReader.open(path)
+            except (OSError, RingError):
+                continue
+            with closing(reader):
+                if reader.writer_pid() in above:
+                    yield reader.identity
 
 
 def run_name(
@@ -148,15 +150,16 @@ def launcher_name(
 
     Local ranks have the launcher as their common parent, but not always under `srun`, which may
     start a shell for each; a process id alone comes round again, so the parent's start time
-    belongs to the name. Lightning's rank 0 starts the others itself: what these have in common is
-    the store that rank 0 keeps. The first process of a container has no parent.
+    belongs to the name, and the PID namespace: containers that start together have equal numbers.
+    Lightning's rank 0 starts the others itself: what these have in common is the store that rank 0
+    keeps. The first process of a container has no parent.
     """
     if task is not None and task.job:
         return _short_name(f"{task.name}:{task.restarts}:{task.place.node_rank}")
     if store := _own_store(environ):
         return _short_name(f"{boot_id()}:store:{store}")
     pid = (os.getppid() if world_size > 1 else 0) or os.getpid()
-    return _short_name(f"{boot_id()}:{pid}:{start_ticks(pid)}")
+    return _short_name(f"{boot_id()}:{_pid_namespace()}:{pid}:{start_ticks(pid)}")
 
 
 def launch_name(environ: Mapping[str, str], launcher: str) -> str:

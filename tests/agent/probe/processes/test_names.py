@@ -69,6 +69,18 @@ def _output(command: list[str], environ: dict[str, str]) -> str:
     ).stdout
 
 
+def test_containers_that_start_in_the_same_moment_have_launchers_of_their_own():
+    in_container = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    if subprocess.run([*in_container, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no PID namespaces here")
+    script = (
+        "from mp_agent.probe.processes import rank_identity; rank_identity.start_ticks = str; "
+        "print(rank_identity.launcher_name(1, None))"
+    )
+    names = {_output([*in_container, sys.executable, "-c", script], {}) for _ in range(2)}
+    assert len(names) == 2
+
+
 def test_ranks_of_srun_share_a_launcher_although_a_shell_of_its_own_started_each():
     ranks: tuple[dict[str, str], ...] = ({"SLURM_PROCID": "2", "SLURM_LOCALID": "0"}, {})
     names = {_launcher_by_shell({**SRUN, **rank}) for rank in ranks}

@@ -1,5 +1,14 @@
-from mp_agent.probe.processes.rank_identity import make_identity, ranks_are_known
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from mp_agent.probe.processes.rank_identity import is_helper, make_identity, ranks_are_known
+from mp_agent.ring import locations
+from mp_agent.ring.writer import RingWriter
 from tests.agent.probe.processes.launchers import SRUN, TORCHRUN
+from tests.agent.ring.children import child
+from tests.waiting import wait_until
 
 
 def test_torchrun_variables_give_the_whole_identity():
@@ -28,3 +37,17 @@ def test_unparsable_launcher_variables_do_not_raise():
 def test_a_job_that_slurm_has_requeued_is_another_attempt():
     identity = make_identity(environ={**SRUN, "SLURM_RESTART_COUNT": "2"})
     assert (identity.run, identity.attempt) == ("slurm-9.1", 2)
+
+
+def test_a_rank_of_another_container_is_not_above_although_its_number_is(tmp_path: Path) -> None:
+    own = make_identity(environ=TORCHRUN)
+    ring = locations.ring_path(locations.run_directory(tmp_path, own.run), own)
+    parent = os.getppid()
+
+    def rank() -> None:
+        RingWriter.create(ring, replace(own, pid=parent))
+        time.sleep(60)
+
+    with child(rank):
+        wait_until(lambda: locations.is_live(ring))
+        assert not is_helper(own, tmp_path, asked_for=False, numbered_by_environment=True)
