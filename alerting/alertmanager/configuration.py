@@ -132,11 +132,20 @@ What to do: {{ .Annotations.remedy }}
 {{ . | reReplaceAll "&" "&amp;" | reReplaceAll "<" "&lt;" | reReplaceAll ">" "&gt;" }}
 {{- end }}
 
+{{ define "mp_agent.slack.where" -}}
+{{ with .Labels.cluster }}cluster {{ template "mp_agent.slack.escaped" . }}, {{ end -}}
+{{ with .Labels.namespace }}namespace {{ template "mp_agent.slack.escaped" . }}, {{ end -}}
+{{ with .Labels.run }}run {{ template "mp_agent.slack.escaped" . }}, {{ end -}}
+{{ with .Labels.rank }}rank {{ template "mp_agent.slack.escaped" . }}, {{ end -}}
+{{ with .Labels.layer }}layer {{ template "mp_agent.slack.escaped" . }}, {{ end -}}
+since {{ with .Annotations.step }}step {{ . }}, {{ end }}{{ .StartsAt.UTC.Format "2006-01-02 15:04:05" }} UTC
+{{- end }}
+
 {{ define "mp_agent.slack.alert" -}}
 *{{ .Labels.severity | toUpper }} {{ .Labels.alertname }}*: {{ template "mp_agent.slack.escaped" .Annotations.summary }}
 {{ template "mp_agent.slack.escaped" .Annotations.description }}
 {{ with .Annotations.cause }}*Follows from:* {{ . }}
-{{ end }}*Where:* {{ template "mp_agent.where" . }}
+{{ end }}*Where:* {{ template "mp_agent.slack.where" . }}
 *What to do:* {{ template "mp_agent.slack.escaped" .Annotations.remedy }}
 {{ with .Annotations.postmortem_url }}<{{ . }}|Post-mortem> {{ end }}{{ with .Annotations.runbook_url }}<{{ . }}|Runbook> {{ end }}{{ with .Annotations.dashboard_url }}<{{ . }}|Dashboard>{{ end }}{{ with .Annotations.tracker_url }} <{{ . }}|Tracker>{{ end }}
 {{ end }}

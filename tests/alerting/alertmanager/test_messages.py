@@ -292,6 +292,20 @@ def test_slack_says_what_where_since_when_what_to_do_and_where_to_read_on(notifi
     assert "\n\n\n" not in attachment["text"]
 
 
+def test_slack_takes_no_name_for_a_mention_or_a_link(notified: Desk) -> None:
+    names = {"namespace": "ml", "layer": "<https://x.example|Dashboard>"}
+    alert = _alert("MpAgentRankNonFinite", "critical", "<!here>", labels=names, startsAt=_ago(60))
+    notified.send(alert)
+
+    def attachments() -> list[Any]:
+        sent = [one for message in notified.inbox.at("/slack") for one in message["attachments"]]
+        return [one for one in sent if "!here" in one["title"]]
+
+    text = _first(attachments, "Slack")["text"]
+    assert "run &lt;!here&gt;, layer &lt;https://x.example|Dashboard&gt;, since" in text
+    assert "<!here>" not in text
+
+
 def test_pagerduty_is_sent_severity_run_and_the_whole_text(notified: Desk) -> None:
     event = _first(lambda: _of_run(notified.inbox.at("/pagerduty"), "llama-7b"), "PagerDuty")
     payload = event["payload"]
