@@ -111,7 +111,7 @@ def _ranks_above(directory: Path) -> Iterator[RankIdentity]:
             except (OSError, RingError):
                 continue
             with closing(reader):
-                if reader.writer_pid() in above:
+                if (pid := reader.writer_pid()) and pid in above:
                     yield reader.identity
 
 
