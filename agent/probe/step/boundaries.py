@@ -18,6 +18,8 @@ import torch
 from torch.optim import Optimizer
 
 from mp_agent.probe import accelerator
+from mp_agent.probe.isolation import TensorRef
+from mp_agent.probe.optimizers.parameter_names import optimizer_parameters
 from mp_agent.probe.optimizers.roles import Role, WatchedOptimizer
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.probe.step.open_step import OpenStep
@@ -290,6 +292,8 @@ class TrainerStep:
         self._new_steps = 0
         """Consecutive steps that were each the first one of an optimizer without state."""
         self._newest: weakref.ref[Optimizer] | None = None
+        self._trained_first: TensorRef | None = None
+        """The first parameter of the first of these optimizers."""
         self._began_empty: int | None = None
         """`id` of the first optimizer, where it had no state before its first step; else 0."""
         self._observed = False
@@ -311,7 +315,9 @@ class TrainerStep:
             self._new_steps = 0
         else:
             self._new_steps, self._newest = self._new_steps + 1, weakref.ref(optimizer)
-        self.may_lose_state = self._new_steps > 0 and self._new_steps % _LOST_STEPS == 0
+        self.may_lose_state = False
+        if self._new_steps == 1 or (self._new_steps and self._new_steps % _LOST_STEPS == 0):
+            self._look_at_weights(optimizer)
         if sequence <= STATE_KNOWN_STEP:
             self._look_at_state(optimizer, sequence)
         if self._observed:
@@ -350,6 +356,16 @@ class TrainerStep:
         self._ahead = max(self._ahead, lead or 0)
         if lead is not None and not self._observed and self.lead == 0:
             self.lead = lead
+
+    def _look_at_weights(self, optimizer: Optimizer) -> None:
+        """Begin to count again where the model is another one, as a client's or a task's copy."""
+        first = next(iter(optimizer_parameters(optimizer)), None)
+        known = None if self._trained_first is None else self._trained_first()
+        if self._new_steps > 1 and known is not None and known is first:
+            self.may_lose_state = True
+            return
+        self._new_steps = 1
+        self._trained_first = None if first is None else TensorRef(first)
 
     def _look_at_state(self, optimizer: Optimizer, sequence: int) -> None:
         if self._began_empty is None:

@@ -577,7 +577,16 @@ def overflowing() -> Iterator[int]:
         yield step
 
 
-@pytest.mark.parametrize("loop", [partial(made_in_the_loop, sgd), overflowing])
+def copied_in_the_loop() -> Iterator[int]:
+    """Each step trains a copy of the model, as of a client, with an optimizer of its own."""
+    model = make_model()
+    for step in range(1, STEPS + 1):
+        client = copy.deepcopy(model)
+        yield from (step for _ in trained(client, adam(client, lr=1e-3), steps=1))
+        model.load_state_dict(client.state_dict())
+
+
+@pytest.mark.parametrize("loop", [partial(made_in_the_loop, sgd), overflowing, copied_in_the_loop])
 def test_an_optimizer_without_state_to_lose_is_not_named(see, loop):
     seen = see(loop)
 
