@@ -191,6 +191,17 @@ def dropout_doubled(wrong: bool) -> None:
 
 
 @silent_error("loop")
+def optimizer_made_again(wrong: bool) -> None:
+    """The optimizer is made within the loop, so that each step begins without Adam's averages."""
+    model = make_replicas()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in steps_of():
+        if wrong:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        update(optimizer, loss_of(model))
+
+
+@silent_error("loop")
 def never_stepped(wrong: bool) -> None:
     """The step is in a branch that is never taken."""
     model = make_replicas()
