@@ -109,7 +109,7 @@ class AssumedShares:
         """Of tensors judged together: not as many are trained by all ranks, so that copies of the
         others do not show."""
         self._homes: dict[str, int] = {}
-        self._twins: list[frozenset[int]] | None = None
+        self._began_alike: list[frozenset[int]] | None = None
         self.reduced_once = False
         """Whether any replicas had equal gradients, of different data."""
         self.updates_equal = False
@@ -141,19 +141,23 @@ class AssumedShares:
         """Return whether it is known what ranks hold of a group."""
         return group in self._sets
 
-    def twins(self, held: Mapping[int, Collection[tuple[str, float]]]) -> list[frozenset[int]]:
+    def began_alike(
+        self, held: Mapping[int, Collection[tuple[str, float]]]
+    ) -> list[frozenset[int]]:
         """Return the ranks that began with the same weights, and have copies of none so far.
 
         held: what each has, by group, of which the first one given counts.
         """
-        if self._twins is None and held:
+        if self._began_alike is None and held:
             alike: dict[frozenset[tuple[str, float]], list[int]] = {}
             for rank, bits in held.items():
                 alike.setdefault(frozenset(bits), []).append(rank)
-            self._twins = [frozenset(ranks) for ranks in alike.values() if len(ranks) > 1]
+            self._began_alike = [frozenset(ranks) for ranks in alike.values() if len(ranks) > 1]
         copies = [own for sets in self._sets.values() for own in sets]
-        apart = [own for own in self._twins or () if all(len(own & each) < 2 for each in copies)]
-        self._twins = None if self._twins is None else apart
+        apart = [
+            own for own in self._began_alike or () if all(len(own & each) < 2 for each in copies)
+        ]
+        self._began_alike = None if self._began_alike is None else apart
         return apart
 
     def learn_differ(self, group: str) -> None:

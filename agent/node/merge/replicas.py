@@ -101,7 +101,7 @@ class PlainParameters:
             for row, ranks in rows.items():
                 for rank in ranks:
                     held.setdefault(rank, []).append((group, row[_BITS]))
-        twins = assumed.twins(held) if alike_at_first else ()
+        began_alike = assumed.began_alike(held) if alike_at_first else ()
         return tuple(
             group
             for group, rows in self.gradients.items()
@@ -111,7 +111,8 @@ class PlainParameters:
                 not assumed.is_judged(group)
                 or (group in assumed.uneven and not self._all_alike(assumed, group))
                 or any(
-                    len(own.intersection(chain.from_iterable(rows.values()))) > 1 for own in twins
+                    len(own.intersection(chain.from_iterable(rows.values()))) > 1
+                    for own in began_alike
                 )
             )
         )

@@ -102,7 +102,7 @@ def multiplied_by(wrapper: Any, factor: object) -> object:
 class OptimizerReader:
     """Implements `optimizers.engine.OwningEngine` for a `MegatronOptimizer`, held weakly."""
 
-    def __init__(self, optimizer: Any, begun: "BegunReductions | None" = None) -> None:
+    def __init__(self, optimizer: Any, begun: BegunReductions | None = None) -> None:
         """Read nothing yet. begun: the reductions since the last step, where they are followed."""
         self._optimizer = weakref.ref(optimizer)
         self._begun = begun

@@ -252,6 +252,8 @@ class _Hooks:
     def _start_grad_sync(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def start_grad_sync(group: Any, *args: Any, **kwargs: Any) -> Any:
+            # By itself: where local gradients fail and rest, none is to look as if not reduced.
+            self._shield.run("reductions that begin", self._reductions.add, group)
             self._shield.run("local gradients", self._announce_reduction, group)
             return original(group, *args, **kwargs)
 
@@ -259,7 +261,6 @@ class _Hooks:
 
     def _announce_reduction(self, group: Any) -> None:
         """Announce it unless it is under way already, when Megatron ignores the call."""
-        self._reductions.add(group)
         if group.grad_reduce_handle is None:
             self._events.reduction_begins([bucket.grad_data for bucket in group.buckets])
 

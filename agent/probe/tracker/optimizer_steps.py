@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from mp_agent.probe.optimizers.live_objects import LibraryOptimizer
 from mp_agent.probe.optimizers.loop_order import is_left_scaled
-from mp_agent.probe.optimizers.parameter_names import optimizer_parameters
+from mp_agent.probe.optimizers.parameter_names import has_gradient
 from mp_agent.probe.optimizers.roles import Role, WatchedOptimizer
 from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.thread_progress import (
@@ -20,12 +20,6 @@ from mp_agent.probe.step.thread_progress import (
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import GradientMeasuring, StepEnd
 from mp_agent.records.steps import Phase
-
-
-def has_gradients(optimizer: Optimizer) -> bool:
-    """Return whether there are any that it could step with."""
-    return any(each.grad is not None for each in optimizer_parameters(optimizer))
-
 
 UNGUARDED = "the guard of an optimizer that is not torch's"
 
@@ -60,7 +54,7 @@ class OptimizerSteps:
         if self._graphs.pending:
             self._graphs.end_replayed()
         released = self._steps_in_backward and isnan(context.step.backward_seconds)
-        if self.paused or thread.engine_steps or (released and not has_gradients(optimizer)):
+        if self.paused or thread.engine_steps or (released and not has_gradient(optimizer)):
             thread.optimizer_stepped = True
             return
         if within_backward() and not thread.in_closure:
