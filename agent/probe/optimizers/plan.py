@@ -337,7 +337,7 @@ def make_plan(
 
 TENSORS_JUDGED_ALONE = 64
 """Of tensors that nothing explains: beyond so many, those whose names differ in numbers alone are
-judged together, as the same matrices of all blocks."""
+judged together, as the same matrices of all blocks; beyond so many of these, all are."""
 
 
 def _named_shares(
@@ -359,18 +359,18 @@ def _named_shares(
         verdict.elsewhere or bool(verdict.share and verdict.share.assumed) for verdict in verdicts
     ]
     held = [slot for slot, own in zip(slots, judged, strict=True) if own]
-    folded = bool(held) and len(held) + len(frozen) > TENSORS_JUDGED_ALONE
+    name_judged = _naming([slot.name for slot in (*held, *frozen)])
     names: dict[str, list[str]] = {}
     shapes: dict[str, list[tuple[int, ...]]] = {}
     for slot in (*held, *frozen):
-        name = _name_judged(slot, folded=folded)
+        name = name_judged(slot.name)
         names.setdefault(name, []).append(slot.name)
         shapes.setdefault(name, []).append(tuple(slot.parameter.shape))
     shares = []
     for slot, verdict in zip(slots, verdicts, strict=True):
         if verdict.share is None:
             continue
-        group, name = verdict.share.group, _name_judged(slot, folded=folded)
+        group, name = verdict.share.group, name_judged(slot.name)
         if verdict.share.assumed:
             group = f"{group} {_digest(shapes[name])} {name}"
         elif verdict.elsewhere:
@@ -383,9 +383,17 @@ def _digest(held: Sequence[object]) -> str:
     return hashlib.sha256(repr(sorted(map(repr, held))).encode()).hexdigest()[:8]
 
 
-def _name_judged(slot: LayerSlot, *, folded: bool) -> str:
-    """Return the name under which what ranks hold of a layer is judged."""
-    return re.sub(r"\d+", "*", slot.name) if folded else slot.name
+def _naming(names: Sequence[str]) -> Callable[[str], str]:
+    """Return what gives the name under which what ranks hold of a layer is judged."""
+    if len(names) <= TENSORS_JUDGED_ALONE:
+        return str
+    if len(set(map(_without_numbers, names))) <= TENSORS_JUDGED_ALONE:
+        return _without_numbers
+    return lambda name: "*"
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
 
 
 def _strategy(verdicts: Iterable[ParameterPlacement]) -> str:

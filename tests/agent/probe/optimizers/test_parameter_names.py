@@ -14,6 +14,7 @@ from mp_agent.probe.optimizers.parameter_names import (
     root_module,
     strip_wrappers,
 )
+from mp_agent.probe.optimizers.plan import make_plan
 from tests.agent.probe.optimizers.small_trees import Model
 
 
@@ -106,3 +107,19 @@ class TestNames:
 )
 def test_wrapper_components_are_stripped_anywhere(full, short):
     assert strip_wrappers(full) == short
+
+
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        ([f"relation_{a}{b}" for a in "abcdefgh" for b in "abcdefgh"], 64),
+        ([f"block{number}" for number in range(100)], 1),
+        ([f"relation_{a}{b}" for a in "abcdefghi" for b in "abcdefghi"], 1),
+    ],
+)
+def test_of_tensors_that_nothing_explains_few_groups_are_judged(names: list[str], groups: int):
+    model = nn.ParameterDict({name: nn.Parameter(torch.ones(2)) for name in names})
+    optimizer = torch.optim.SGD(model.parameters())
+    plan = make_plan(optimizer, walk(), model, 2, "")
+    assert len(plan.layers) == len(names)
+    assert len(plan.shares) == groups
