@@ -27,6 +27,7 @@ from mp_agent.records.schema import Schema
 from mp_agent.records.steps import FloatArray, StepRecord
 
 _NANOSECONDS = 1e9
+_ABSENT = StepValue(count=0, value=nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ def reduce_step(
     losses = _own(values, plans, "loss_nonfinite")
     if holding is None:
         holding = schema_index.holding([step.schema for step in steps])
+    measured = {name for step in steps for name in step.record.families}
     return NodeStep(
         sequence=steps[0].record.sequence,
         step=_trainer_step(steps),
@@ -72,6 +74,7 @@ def reduce_step(
         rows=tuple(
             row
             for number, family in enumerate(schema_index.families)
+            if family.name in measured
             for row in _rows(number, family, steps, plans, schema_index)
         ),
         compute_seconds=tuple(_own(values, plans, "compute_seconds")),
@@ -103,7 +106,9 @@ def _step_values(
         for plan, own in zip(plans, values, strict=True)
     ]
     return tuple(
-        StepValue(
+        _ABSENT
+        if all(map(isnan, column))
+        else StepValue(
             count=sum(not isnan(value) for value in column),
             value=STEP_COLUMNS_BY_NAME[name].algebra.merged(column),
         )

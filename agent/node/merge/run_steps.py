@@ -100,7 +100,9 @@ class StepMerge:
         """Step columns of nodes whose rows are of one kind, each with the ranks that a value is
         of."""
         self._in_blocks: dict[AlikeNodes, AlikeSteps] = {}
-        self._families = {family.name: FamilyRows(family) for family in families}
+        self._known = {family.name: family for family in families}
+        self._families: dict[str, FamilyRows] = {}
+        """Of those of which there are rows."""
         self._nonfinite_loss_ranks: list[int] = []
         self._nonfinite_gradients: list[OwnNonfinite] = []
         self._replicas = ReplicaDigests()
@@ -129,7 +131,7 @@ class StepMerge:
         self._note_time(step.time_unix_seconds, arrived_unix_seconds)
         self._note_step(ranks[0], step.step)
         for name, value in zip(terms.step_columns, step.values, strict=True):
-            if name in STEP_COLUMNS_BY_NAME:
+            if value.count and name in STEP_COLUMNS_BY_NAME:
                 self._values.setdefault(name, []).append(value)
         for row in step.rows:
             self._add_row(row, terms)
@@ -248,15 +250,20 @@ class StepMerge:
                 found = (steps.values_NW[:, place], count)
                 self._arrays.setdefault(name, []).append(found)
         for number, row in enumerate(kind.rows):
-            family = self._families.get(row.family)
             self._note_split(row.share)
-            if family is None:
+            if (family := self._rows_of(row.family)) is None:
                 continue
             rows = steps.alike.rows[number]
             family.add_alike(rows, row.share, steps.columns(row, len(family.family.names)))
             if rows.compared and not row.share.assumed:
                 for form, digests in steps.rows(number):
                     self._replicas.add_rows(family.family, row.key, form, digests)
+
+    def _rows_of(self, name: str) -> FamilyRows | None:
+        """Return a family's rows to add to; None where it is of another release."""
+        if name not in self._families and name in self._known:
+            self._families[name] = FamilyRows(self._known[name])
+        return self._families.get(name)
 
     def _note_split(self, share: NodeShare) -> None:
         if not (share.family or share.assumed):
@@ -316,9 +323,8 @@ class StepMerge:
 
     def _add_row(self, row: NodeRow, terms: ReportColumns) -> None:
         sent, share = terms.families[row.family], terms.shares[row.share]
-        family = self._families.get(sent.name)
         self._note_split(share)
-        if family is not None:
+        if (family := self._rows_of(sent.name)) is not None:
             family.add(row, share, sent.columns)
             if not share.assumed:
                 self._replicas.add_rows(family.family, group_key(share), row, row.digests)

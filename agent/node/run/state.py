@@ -132,7 +132,12 @@ class StepIngest:
         self.history.add(step)
         self.history.loss_misread = self.account.progress.misreadings.scaled
         self._closed[step.sequence] = _ClosedStep(
-            step.step, {family.name: _judged_optimizers(step, family) for family in FAMILIES}
+            step.step,
+            {
+                family.name: _judged_optimizers(step, family)
+                for family in FAMILIES
+                if step.optimizers or family.name in step.families
+            },
         )
         if len(self._closed) > _STEPS_KEPT:
             del self._closed[next(iter(self._closed))]

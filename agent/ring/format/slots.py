@@ -100,7 +100,10 @@ class SlotReader:
         table = self._table
         for _ in range(_READ_ATTEMPTS):
             data = self._read(table.offset, table.count * table.slot_bytes)
-            for (number,) in sorted(self._numbers.iter_unpack(data), reverse=True):
+            written = sorted(filter(any, self._numbers.iter_unpack(data)), reverse=True)
+            if not written:
+                return None
+            for (number,) in written:
                 begin = number % table.count * table.slot_bytes
                 found, payload = _payload_in(data[begin : begin + table.slot_bytes])
                 if payload is not None:
