@@ -1,3 +1,5 @@
+import atexit
+import gc
 import logging
 import os
 import signal
@@ -47,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     share the cores with those of other workers wait for each other longer than they compute.
     A shell starts what runs in its background with SIGINT ignored, which all our programs inherit.
     """
+    atexit.unregister(gc.freeze)  # which is for the programs that tests start
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("MP_AGENT_OVERHEAD_BUDGET", "1")

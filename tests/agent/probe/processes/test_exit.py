@@ -21,6 +21,13 @@ from mp_agent.ring.writer import RingWriter
 
 pytestmark = pytest.mark.long
 
+
+@pytest.fixture(autouse=True)
+def interpreters_end_as_those_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of other tests leave out the last collection (Makefile)."""
+    monkeypatch.delenv("PYTEST_VERSION")
+
+
 _SETTINGS = "node_agent='none', run='exit-test'"
 
 
