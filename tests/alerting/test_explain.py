@@ -16,10 +16,10 @@ def test_it_shows_what_the_runbook_says(name: str) -> None:
     assert "Critical, as PromQL" in shown and "<details>" not in shown and "../" not in shown
 
 
-@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda each: each.name)
-def test_every_alert_is_explained(condition) -> None:
-    done = CliRunner().invoke(explain_command, [condition.name])
-    assert done.exit_code == 0 and "What to do" in done.output
+def test_every_alert_is_explained() -> None:
+    for condition in CONDITIONS:
+        done = CliRunner().invoke(explain_command, [condition.name])
+        assert done.exit_code == 0 and "What to do" in done.output, condition.name
 
 
 @pytest.mark.parametrize(

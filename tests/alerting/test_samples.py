@@ -12,10 +12,8 @@ from mp_agent.alerting.conditions import CONDITIONS
 
 _SAMPLES = sorted((Path(__file__).parents[2] / "alerting" / "samples").glob("*.py"))
 
-_by_name = pytest.mark.parametrize("sample", _SAMPLES, ids=lambda path: path.stem)
 
-
-@_by_name
+@pytest.mark.parametrize("sample", _SAMPLES, ids=lambda path: path.stem)
 def test_a_sample_runs_as_it_is_in_the_runbook(sample: Path, monkeypatch) -> None:
     monkeypatch.setattr("sys.argv", [str(sample)])
     try:
@@ -24,11 +22,11 @@ def test_a_sample_runs_as_it_is_in_the_runbook(sample: Path, monkeypatch) -> Non
         faulthandler.unregister(signal.SIGUSR1)  # one of them registers it
 
 
-@_by_name
-def test_a_sample_is_short_and_says_what_it_is_for(sample: Path) -> None:
-    text = sample.read_text()
-    assert (ast.get_docstring(ast.parse(text)) or "").endswith(".")
-    assert len(text.splitlines()) <= 55
+def test_a_sample_is_short_and_says_what_it_is_for() -> None:
+    for sample in _SAMPLES:
+        text = sample.read_text()
+        assert (ast.get_docstring(ast.parse(text)) or "").endswith("."), sample
+        assert len(text.splitlines()) <= 55, sample
 
 
 def test_every_sample_is_in_a_runbook_and_every_runbook_s_samples_exist() -> None:

@@ -18,6 +18,7 @@ from tests.agent.probe.rings import (
 )
 from tests.frameworks.torchrun import torchrun
 from tests.frameworks.torchtitan_variants import VARIANTS, WATCHING
+from tests.subtests import each
 
 pytest.importorskip("torchtitan.trainer", reason="torchtitan is not installed")
 
@@ -54,7 +55,7 @@ def rings_of(directory: Path, name: str, watching: str) -> dict[int, RingContent
     return found
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@each("name", VARIANTS)
 class TestEveryLayout:
     @pytest.mark.parametrize("watching", WATCHING[1:])
     def test_weights_and_log_are_those_without_the_probe(self, trained, name, watching):
@@ -121,6 +122,6 @@ def test_without_watch_a_loss_of_chunks_is_absent_and_named(trained, name):
 
 
 def _without_wrappers(name: str) -> str:
-    for each in WRAPPERS:
-        name = name.replace(each, "")
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
     return name

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from tests.agent.probe.rings import (
 from tests.numerics.models import Model, seeded
 from tests.numerics.training import STEPS, WORLD, Reference, updates_of
 from tests.numerics.variants import VARIANTS
+from tests.subtests import each
 
 RELATIVE_ERROR = 1e-6
 ROOT = Path(__file__).parents[2]
@@ -68,9 +70,12 @@ def rings(trained):
 
 
 @pytest.fixture
-def reference(trained, name) -> Reference:
-    found: Reference = torch.load(trained / name / "reference.pt", weights_only=False)
-    return found
+def reference(trained) -> Callable[[str], Reference]:
+    def of(name: str) -> Reference:
+        found: Reference = torch.load(trained / name / "reference.pt", weights_only=False)
+        return found
+
+    return of
 
 
 NO_ELEMENTS = reference_row(np.empty(0))
@@ -86,13 +91,13 @@ def _columns(values) -> list[float]:
     return [values.get(column, np.nan) for column in GRADIENT_COLUMN_NAMES]
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@each("name", VARIANTS)
 class TestEverySplit:
     @pytest.mark.parametrize("nodes", [1, 2])
     def test_global_statistics_equal_those_of_one_process(self, rings, reference, name, nodes):
         merged = merge_rings(rings(name), nodes=nodes)
         assert [step.sequence for step in merged] == list(range(1, STEPS + 1))
-        for step, expected in zip(merged, reference, strict=True):
+        for step, expected in zip(merged, reference(name), strict=True):
             assert step.gradients_complete
             np.testing.assert_allclose(
                 _columns(step.gradients), _total(expected.pop("")), rtol=RELATIVE_ERROR
@@ -105,12 +110,12 @@ class TestEverySplit:
             assert set(step.optimizers) == set(expected)
 
     def test_layers_equal_those_of_one_process(self, rings, reference, name):
-        merged = merge_layer_tables(rings(name), nodes=2)
+        merged, expected_steps = merge_layer_tables(rings(name), nodes=2), reference(name)
         assert set(merged) == {1, 2, 4}
         for sequence, layers in merged.items():
             expected = {
                 layer: row
-                for rows in reference[sequence - 1].values()
+                for rows in expected_steps[sequence - 1].values()
                 for layer, row in rows.items()
             }
             found = rows_by_name(layers)
@@ -163,7 +168,7 @@ _UPDATED = {
 """Variants that train the plain model, and on how many shares of the data."""
 
 
-@pytest.mark.parametrize("name", _UPDATED)
+@each("name", _UPDATED)
 def test_updates_of_weights_equal_those_of_one_process(rings, name):
     expected = updates_of(seeded(Model), range(_UPDATED[name]))
     layers = merge_layer_tables(rings(name), nodes=2, family=OPTIMIZER.name)

@@ -7,19 +7,22 @@ import pytest
 
 from mp_agent.lint.rules import RULES
 from mp_agent.lint.runner import check_paths
-from tests.agent.lint.planted_code import Planted, planted
+from tests.agent.lint.planted_code import planted
 
 PLANTED = planted()
 
 
-@pytest.mark.parametrize("case", PLANTED, ids=str)
-def test_a_rule_reports_the_marked_lines_alone(case: Planted, tmp_path: Path) -> None:
-    for name, text in case.files.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    report = check_paths(tmp_path, select=[case.code])
-    assert not report.skipped
-    found = {(Path(one.path).name, one.span.line) for one in report.findings}
-    assert found == case.expected
+def test_a_rule_reports_the_marked_lines_alone(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    for number, case in enumerate(PLANTED):
+        with subtests.test(str(case)):
+            directory = tmp_path / str(number)
+            directory.mkdir()
+            for name, text in case.files.items():
+                (directory / name).write_text(text, encoding="utf-8")
+            report = check_paths(directory, select=[case.code])
+            assert not report.skipped
+            found = {(Path(one.path).name, one.span.line) for one in report.findings}
+            assert found == case.expected
 
 
 def test_every_rule_has_five_variants_and_two_clean_counterparts() -> None:

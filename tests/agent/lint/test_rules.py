@@ -5,22 +5,19 @@ from pathlib import Path
 import pytest
 
 from mp_agent.alerting.conditions import CONDITIONS
-from mp_agent.lint.rules import RULES, Rule
+from mp_agent.lint.rules import RULES
 from mp_agent.lint.runner import check_paths
 
 BY_CODE = [pytest.param(rule, id=rule.code) for rule in RULES]
 
 
-@pytest.mark.parametrize("rule", BY_CODE)
-def test_the_bad_example_breaks_the_rule(rule: Rule, tmp_path: Path) -> None:
-    (tmp_path / "bad.py").write_text(rule.bad, encoding="utf-8")
-    assert rule.code in check_paths(tmp_path / "bad.py").counts()
-
-
-@pytest.mark.parametrize("rule", BY_CODE)
-def test_the_good_example_breaks_no_rule(rule: Rule, tmp_path: Path) -> None:
-    (tmp_path / "good.py").write_text(rule.good, encoding="utf-8")
-    assert check_paths(tmp_path / "good.py").counts() == {}
+def test_the_bad_example_breaks_the_rule_and_the_good_one_none(tmp_path: Path) -> None:
+    for rule in RULES:
+        bad, good = tmp_path / f"{rule.code}_bad.py", tmp_path / f"{rule.code}_good.py"
+        bad.write_text(rule.bad, encoding="utf-8")
+        good.write_text(rule.good, encoding="utf-8")
+        assert rule.code in check_paths(bad).counts(), rule.code
+        assert check_paths(good).counts() == {}, rule.code
 
 
 def test_every_alert_exists_and_every_missing_one_is_explained() -> None:

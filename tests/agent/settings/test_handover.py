@@ -69,8 +69,13 @@ _REFUSED = {"time_scale": (math.inf,), "root_core_share": (math.inf, _HUGE)}
 
 
 @pytest.mark.parametrize("value", [math.inf, 0.1 + 0.2, 5e-324, _HUGE])
-@pytest.mark.parametrize("name", _floats())
-def test_every_float_arrives_exactly(monkeypatch, name, value):
+def test_every_float_arrives_exactly(monkeypatch, subtests, value):
+    for name in _floats():
+        with subtests.test(name), monkeypatch.context() as patched:
+            _assert_arrives(patched, name, value)
+
+
+def _assert_arrives(monkeypatch, name, value):
     if value in _REFUSED.get(name, ()):
         with pytest.raises(ValidationError):
             Settings(**{name: value})

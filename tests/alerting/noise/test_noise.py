@@ -31,20 +31,26 @@ def found(
     return {verdict.scenario.name: verdict for verdict in judged}
 
 
-@pytest.mark.parametrize("name", [s.name for s in SCENARIOS if s.healthy])
-def test_a_healthy_run_brings_no_alert(found: dict[str, Verdict], name: str) -> None:
-    assert found[name].surprises == {}
-    assert "critical" not in found[name].worst.values()
-
-
-@pytest.mark.parametrize("name", [s.name for s in SCENARIOS if not s.healthy])
-def test_a_planted_fault_is_found_and_nothing_untrue_is_said(
-    found: dict[str, Verdict], name: str
+def test_a_healthy_run_brings_no_alert(
+    found: dict[str, Verdict], subtests: pytest.Subtests
 ) -> None:
-    assert found[name].missed == {}
-    assert found[name].surprises == {}
-    for alert in found[name].scenario.expected:
-        assert found[name].seconds_to(alert) >= 0, f"{alert} fired before the fault"
+    for name, verdict in found.items():
+        if verdict.scenario.healthy:
+            with subtests.test(name):
+                assert verdict.surprises == {}
+                assert "critical" not in verdict.worst.values()
+
+
+def test_a_planted_fault_is_found_and_nothing_untrue_is_said(
+    found: dict[str, Verdict], subtests: pytest.Subtests
+) -> None:
+    for name, verdict in found.items():
+        if not verdict.scenario.healthy:
+            with subtests.test(name):
+                assert verdict.missed == {}
+                assert verdict.surprises == {}
+                for alert in verdict.scenario.expected:
+                    assert verdict.seconds_to(alert) >= 0, f"{alert} fired before the fault"
 
 
 def test_victoria_metrics_comes_to_the_same(
@@ -54,6 +60,10 @@ def test_victoria_metrics_comes_to_the_same(
     for verdict in judge_by_vmalert(recordings, server, tmp_path):
         assert verdict.missed == {}, verdict.scenario.name
         assert verdict.surprises == {}, verdict.scenario.name
+
+
+def test_every_scenario_is_judged(found: dict[str, Verdict]) -> None:
+    assert found.keys() == {scenario.name for scenario in SCENARIOS}
 
 
 def test_there_are_twenty_healthy_runs_and_a_fault_for_every_condition() -> None:

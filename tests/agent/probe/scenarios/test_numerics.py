@@ -19,6 +19,7 @@ from tests.agent.probe.rings import (
 )
 from tests.agent.probe.scenarios import job
 from tests.agent.probe.scenarios.variants import POISONED_STEP, variants_of
+from tests.subtests import each
 
 JOBS = {
     "single": ("single", 1),
@@ -49,15 +50,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "variant"),
-    [
-        pytest.param(
-            name, variant, id=f"{name}-{variant.name}", marks=skipped_where_it_fails(strategy)
-        )
-        for name, (strategy, _) in JOBS.items()
-        for variant in variants_of(strategy)
-    ],
+    "name",
+    [pytest.param(name, marks=skipped_where_it_fails(own)) for name, (own, _) in JOBS.items()],
 )
+@each("variant", lambda name: variants_of(JOBS[name][0]))
 class TestEveryWayOfTraining:
     def test_global_statistics_equal_the_reference(self, trained, name, variant):
         directory, world_size = trained(name) / variant.name, JOBS[name][1]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -73,25 +74,26 @@ def test_the_cpu_gets_the_chunked_and_an_accelerator_the_packed_statistics() -> 
     assert isinstance(for_device(torch.device("cuda", 0)), PackedStatistics)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
+def assert_measured(statistics: GradientStatistics, gradient: torch.Tensor) -> None:
+    expected = [expected_row([gradient])]
+    assert_totals(statistics.totals([[gradient]], 1.0), expected)
+    assert_rows(statistics.layers([gradient], 1.0), expected)
+
+
 def test_every_dtype_and_layout_agrees_with_the_reference(
-    statistics: GradientStatistics, layout: str, dtype: torch.dtype
+    statistics: GradientStatistics, subtests: pytest.Subtests
 ) -> None:
-    gradient = LAYOUTS[layout](dtype)
-    expected = [expected_row([gradient])]
-    assert_totals(statistics.totals([[gradient]], 1.0), expected)
-    assert_rows(statistics.layers([gradient], 1.0), expected)
+    for layout, dtype in product(LAYOUTS, DTYPES):
+        with subtests.test(f"{layout}, {dtype}"):
+            assert_measured(statistics, LAYOUTS[layout](dtype))
 
 
-@pytest.mark.parametrize("values", VALUES)
 def test_special_values_are_counted_and_never_spoil_the_rest(
-    statistics: GradientStatistics, values: str
+    statistics: GradientStatistics, subtests: pytest.Subtests
 ) -> None:
-    gradient = VALUES[values]()
-    expected = [expected_row([gradient])]
-    assert_totals(statistics.totals([[gradient]], 1.0), expected)
-    assert_rows(statistics.layers([gradient], 1.0), expected)
+    for values, make in VALUES.items():
+        with subtests.test(values):
+            assert_measured(statistics, make())
 
 
 @pytest.mark.slow
@@ -123,21 +125,23 @@ def test_many_small_tensors_are_all_measured(statistics: GradientStatistics) -> 
     assert_totals(statistics.totals(groups, 1.0), [expected_row(group) for group in groups])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1,), (40,), (8, 5), (700,), (8192,)], ids=str)
 def test_layers_of_one_shape_are_told_apart_whatever_is_in_them(
-    statistics: GradientStatistics, shape: tuple[int, ...], dtype: torch.dtype
+    statistics: GradientStatistics, shape: tuple[int, ...], subtests: pytest.Subtests
 ) -> None:
     """So many that they do not fit next to each other, and every kind of value among them."""
     count = int(np.prod(shape))
     odd = [values for make in VALUES.values() if not (values := make()).is_complex()]
-    layers = [
-        values.to(dtype).ravel()[:count].clone().view(shape)
-        for values in odd
-        if values.layout is torch.strided and values.numel() >= count
-    ]
-    layers += [normal(*shape, dtype=dtype, seed=seed) for seed in range(70_000 // count % 40 + 9)]
-    assert_rows(statistics.layers(layers, 1.0), [expected_row([layer]) for layer in layers])
+    seeds = range(70_000 // count % 40 + 9)
+    for dtype in DTYPES:
+        with subtests.test(str(dtype)):
+            layers = [
+                values.to(dtype).ravel()[:count].clone().view(shape)
+                for values in odd
+                if values.layout is torch.strided and values.numel() >= count
+            ]
+            layers += [normal(*shape, dtype=dtype, seed=seed) for seed in seeds]
+            assert_rows(statistics.layers(layers, 1.0), [expected_row([each]) for each in layers])
 
 
 def test_nothing_to_measure_gives_a_table_without_rows(statistics: GradientStatistics) -> None:
