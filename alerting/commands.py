@@ -282,7 +282,7 @@ def _check(output: Path, text: str) -> None:
     """Exit with 1 and the difference when the file does not hold `text`."""
     if output == Path("-"):
         raise click.UsageError("--check needs --output")
-    present = output.read_text(encoding="utf-8") if output.is_file() else ""
+    present = output.read_text(encoding="utf-8", errors="replace") if output.is_file() else ""
     if present == text:
         return
     lines = difflib.unified_diff(

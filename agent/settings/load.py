@@ -138,7 +138,8 @@ def _file_values() -> Iterator[tuple[str, str, Any]]:
     try:
         table = _read_table(path)
     except Exception as error:
-        log.warning("settings file %s cannot be read and is ignored: %r", path, error)
+        why = " ".join(str(error).split())  # the repr of some holds the whole file
+        log.warning("settings file %s cannot be read and is ignored: %s", path, why)
         yield str(path), "settings file", "unreadable"
         return
     for name, value in table.items():

@@ -46,6 +46,13 @@ def test_a_link_stays_one(tmp_path):
     assert link.is_symlink() and target.read_text() == "after"
 
 
+def test_links_in_a_circle_make_way_for_the_file(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(link)
+    write_whole(link, "after")
+    assert link.read_text() == "after"
+
+
 def test_a_device_is_written_to():
     write_whole(Path("/dev/null"), "gone")
     assert Path("/dev/null").is_char_device()

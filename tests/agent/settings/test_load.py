@@ -74,6 +74,15 @@ def test_unreadable_settings_file_is_counted_and_ignored(monkeypatch, tmp_path, 
     assert ignored == 1 and settings.layer_interval == 100
 
 
+def test_of_a_binary_file_the_log_says_why_and_not_what_it_holds(monkeypatch, tmp_path, caplog):
+    file = tmp_path / "archive"
+    file.write_bytes(b"PK" + b"\xff\n" * 5000)
+    monkeypatch.setenv("MP_AGENT_CONFIG", str(file))
+    assert load_settings()[1] == 1
+    message = caplog.records[0].message
+    assert "can't decode byte 0xff" in message and len(message) < 300
+
+
 def test_settings_file_that_is_missing_is_counted(monkeypatch):
     monkeypatch.setenv("MP_AGENT_CONFIG", "/nowhere/mp_agent.yaml")
     assert load_settings()[1] == 1

@@ -54,6 +54,9 @@ def test_check_distinguishes_a_file_that_is_up_to_date_from_one_that_is_not(tmp_
     assert changed.exit_code == 1
     assert "-    for: 3m" in changed.output and "+    for: 2m" in changed.output
     assert "for: 3m" in file.read_text()
+    file.write_bytes(b"\xff\0")
+    binary = _run("--output", str(file), "--check")
+    assert isinstance(binary.exception, SystemExit) and "+groups:" in binary.output
 
 
 @pytest.mark.parametrize(
