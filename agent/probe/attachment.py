@@ -194,6 +194,13 @@ class Attachment:
 
     def _poll(self) -> None:
         """Look after signals, conditions, and the processes that belong to this rank."""
+        if self._ring is not None and not self._ring.writer.has_descriptor:
+            log.warning(
+                "the program has closed all its descriptors, and mp_agent's with them: training "
+                "goes on unwatched, and the node agent takes this rank for one that was killed"
+            )
+            self.probe.later(self.withdraw)
+            return
         self._signals.poll()
         if self._conditions is not None and (found := self._conditions.poll()):
             self.probe.later(partial(self._conditions.deliver, found))
@@ -238,7 +245,8 @@ class Attachment:
 
         One that has served the end for as long as it was to has taken the ring away.
         """
-        if self._launcher is None or self._ring is None or not self._ring.writer.path.exists():
+        ring = self._ring
+        if self._launcher is None or ring is None or not os.path.exists(ring.writer.path):
             return False
         return self._launcher.ensure_running(at_once=at_once)
 

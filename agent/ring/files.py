@@ -230,6 +230,14 @@ def _is_at(path: Path, fd: int) -> bool:
         return False
 
 
+def is_still(fd: int, status: os.stat_result) -> bool:
+    """Return whether `fd` is the file that it was, and has not been closed by the program."""
+    try:
+        return os.path.samestat(os.fstat(fd), status)
+    except OSError:
+        return False
+
+
 def no_room(path: Path, needed_bytes: int, shortage: int = errno.ENOSPC) -> str:
     """Return which file system lacks room for a ring of this rank, and what size to ask for.
 

@@ -5,6 +5,7 @@ A file in shared memory that grew with every new schema would, in a sweep of man
 take the memory that data loaders need. So old bodies make room for new ones.
 """
 
+import errno
 import json
 import mmap
 import os
@@ -22,11 +23,14 @@ from mp_agent.ring.files import (
     SHORTAGES,
     appearing,
     beyond_standard_streams,
+    is_still,
     lock_for_life,
     no_room,
 )
 from mp_agent.ring.format.device_part import DevicePart
 from mp_agent.ring.format.layout import (
+    EXIT_OFFSET,
+    EXIT_STATUS,
     HEAD_BYTES,
     STATE_SLOTS,
     UNSUPPORTED_SLOTS,
@@ -37,7 +41,6 @@ from mp_agent.ring.format.records import (
     RECORDER,
     BodyHeader,
     LiveState,
-    disarm,
     encode_body_header,
     encode_layers,
     encode_name,
@@ -72,6 +75,7 @@ class Regions:
 
     def __init__(self, fd: int, map_file: Callable[[int, int], memoryview]) -> None:
         self._fd = fd
+        self._file = os.fstat(fd)
         self._map = map_file
         self._regions: list[Region] = []
         self._uses = 0
@@ -115,6 +119,8 @@ class Regions:
         length = size_bytes
         if sum(len(region.memory) for region in self._regions) > BYTES_KEPT // 2:
             length = 1 << (length - 1).bit_length()
+        if not is_still(self._fd, self._file):
+            raise OSError(errno.EBADF, "the program has closed the descriptor of the ring")
         offset = align(os.fstat(self._fd).st_size, mmap.ALLOCATIONGRANULARITY)
         os.posix_fallocate(self._fd, offset, length)
         region = Region(offset, self._map(offset, length))
@@ -138,6 +144,7 @@ class RingWriter:
     def __init__(self, path: Path, fd: int, head: Head) -> None:
         self.path = path
         self._fd = fd
+        self._file = os.fstat(fd)
         self._head = head
         self._owner_pid = os.getpid()
         """0 once the ring is closed; a forked child has another one."""
@@ -178,6 +185,11 @@ class RingWriter:
             writer = cls(path, fd, head)
             writer.stamp(Phase.STARTING)
         return writer
+
+    @property
+    def has_descriptor(self) -> bool:
+        """Whether the program has left the ring's descriptor open, and with it the lock."""
+        return is_still(self._fd, self._file)
 
     @property
     def identity(self) -> RankIdentity:
@@ -313,7 +325,8 @@ class RingWriter:
         if record:
             RECORDER.arm(self._fd)
         else:
-            disarm(self._fd)
+            end = EXIT_OFFSET + EXIT_STATUS.size
+            self._maps[0][1][EXIT_OFFSET:end] = bytes(EXIT_STATUS.size)
 
     def wait_for_export(self, waiting: bool) -> None:
         """Record whether the rank stays only until its last state has been exported."""
@@ -361,14 +374,17 @@ class RingWriter:
         if os.getpid() != self._owner_pid:
             return
         self._owner_pid = 0
+        # Closing a mapping closes its descriptor, which may be the program's own by now.
+        lost = not self.has_descriptor
         kept = {id(region.memory) for region in self._regions.all if region.kept}
         for mapping, memory in self._maps:
-            if id(memory) in kept:
+            if lost or id(memory) in kept:
                 _MAPPED_UNTIL_EXIT.append((mapping, memory))
             else:
                 memory.release()
                 mapping.close()
-        os.close(self._fd)
+        if not lost:
+            os.close(self._fd)
 
     def _publish(self) -> None:
         # The number is taken before anything is written: a signal handler that interrupts the

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
-from mp_agent.ring.files import beyond_standard_streams
+from mp_agent.ring.files import beyond_standard_streams, is_still
 from mp_agent.ring.writer import RingWriter
 
 _POLL_SECONDS = 0.05
@@ -223,6 +223,7 @@ class SignalLog:
             return
         with beyond_standard_streams():
             self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._pipe = os.fstat(self._reading)
         self._pid, self._lost = os.getpid(), False
         if (other := self._claim()) != _NONE:
             _set_wakeup_fd(other)
@@ -239,14 +240,18 @@ class SignalLog:
         if signal.set_wakeup_fd is self._replaced:
             signal.set_wakeup_fd = _set_wakeup_fd
         if not self._lost:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, OSError):
                 _set_wakeup_fd(_NONE)
-        os.close(self._reading)
-        os.close(self._writing)
+        for fd in (self._reading, self._writing):
+            if is_still(fd, self._pipe):
+                os.close(fd)
 
     def poll(self) -> None:
         """Read new signals from time to time: other ones must not fill the pipe."""
         if self._pid != os.getpid():
+            return
+        if not all(is_still(fd, self._pipe) for fd in (self._reading, self._writing)):
+            self.disarm()
             return
         with contextlib.suppress(OSError):
             while numbers := os.read(self._reading, _READ_BYTES):

@@ -23,7 +23,7 @@ import torch
 from mp_agent.probe.processes.rendezvous import LIFE_SECONDS
 from mp_agent.records.schema import RankIdentity
 from mp_agent.ring import locations
-from mp_agent.ring.files import beyond_standard_streams
+from mp_agent.ring.files import beyond_standard_streams, is_still
 from mp_agent.ring.interruptions import pass_on
 from mp_agent.ring.run_files import Restarts, read_root_note
 from mp_agent.settings import Settings
@@ -38,11 +38,15 @@ class Starting:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._pipe = os.fstat(fd)
         self._deadline = time.monotonic() + _START_SECONDS_AT_MOST
 
     def poll(self) -> int | None:
         """Return None while the process is starting, else 0."""
         if self._fd < 0:
+            return 0
+        if not is_still(self._fd, self._pipe):  # the program has closed all, or is a daemon now
+            self._fd = -1
             return 0
         if time.monotonic() < self._deadline:
             try:

@@ -4,6 +4,8 @@ The exit status is written by the C library as the process ends: Python has no p
 `SystemExit` has left the program, no Python code sees its code.
 """
 
+import ctypes
+import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +17,6 @@ from mp_agent.errors import RingError
 from mp_agent.records.columns import GRADIENTS
 from mp_agent.records.schema import Schema
 from mp_agent.records.steps import EndReason, FloatArray, LayerTable, Phase, RankState, StepRecord
-from mp_agent.ring.files import beyond_standard_streams
 from mp_agent.ring.format.layout import (
     BODY,
     CHECKSUM_BYTES,
@@ -23,6 +24,7 @@ from mp_agent.ring.format.layout import (
     EXIT_OFFSET,
     EXIT_PENDING,
     EXIT_STATUS,
+    HEAD_BYTES,
     LAYER_HEADER,
     NAME_BYTES_MAX,
     STATE,
@@ -277,57 +279,56 @@ def encode_name(name: str) -> bytes:
 
 
 _UNBUFFERED = 2
-_STATUS_OFFSET = EXIT_OFFSET + 4
+_MAP_FIXED = 0x10
 
 
 class ExitStatusRecorder:
-    """Has glibc's `exit()` write its status to a file, in this process alone.
+    """Has glibc's `exit()` write its status into a ring, in this process alone.
 
-    `on_exit` calls `putw(status, stream)`: no Python runs at that point. Where the C library has
+    `on_exit` calls `putw(status, stream)`: no Python runs at that point. The stream is of memory,
+    not of a descriptor: that may be another file of the program's by then. Where the C library has
     no `on_exit`, nothing is recorded.
     """
 
     def __init__(self) -> None:
-        self._stream_fd = -1
-        self._pid = 0
+        self._address = 0
 
     def arm(self, ring_fd: int) -> None:
         """Record into this ring; one that was armed before keeps what it has."""
-        if self._pid != os.getpid():
-            with beyond_standard_streams():
-                self._open_stream(os.dup(ring_fd))
-        else:
-            os.dup2(ring_fd, self._stream_fd, inheritable=False)
+        if not self._address:
+            self._open_stream()
+        self._map(mmap.MAP_SHARED, ring_fd)
         os.pwrite(ring_fd, EXIT_STATUS.pack(EXIT_ARMED, EXIT_PENDING), EXIT_OFFSET)
-        os.lseek(self._stream_fd, _STATUS_OFFSET, os.SEEK_SET)
 
-    def _open_stream(self, fd: int) -> None:
-        import ctypes
-
+    def _open_stream(self) -> None:
+        address = self._map(mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         libc = ctypes.CDLL(None)
-        libc.fdopen.restype = ctypes.c_void_p
-        stream = ctypes.c_void_p(libc.fdopen(fd, b"w"))
+        libc.fmemopen.restype = ctypes.c_void_p
+        status = ctypes.c_void_p(address + EXIT_OFFSET + 4)
+        stream = ctypes.c_void_p(libc.fmemopen(status, ctypes.c_size_t(4), b"r+"))
         libc.setvbuf(stream, None, _UNBUFFERED, 0)
         if not stream or libc.on_exit(libc.putw, stream) != 0:
             raise OSError("the exit status cannot be recorded")
-        self._stream_fd, self._pid = fd, os.getpid()
-        os.register_at_fork(after_in_child=self._disconnect)
+        self._address = address
+        # A forked child has the same exit handlers: they get memory of its own to write to.
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        os.register_at_fork(after_in_child=lambda: self._map(private))
 
-    def _disconnect(self) -> None:
-        """Keep a forked child, which has the same exit handlers, from writing into the ring."""
-        if self._stream_fd >= 0:
-            null_fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-            os.dup2(null_fd, self._stream_fd, inheritable=False)
-            os.close(null_fd)
-            self._stream_fd = -1
+    def _map(self, flags: int, fd: int = -1) -> int:
+        """Map the head of a ring, or memory of this process, at the address of the last one."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        address = ctypes.c_void_p(self._address)
+        flags |= _MAP_FIXED if self._address else 0
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        size, offset = ctypes.c_size_t(HEAD_BYTES), ctypes.c_long(0)
+        found = libc.mmap(address, size, protection, flags, fd, offset)
+        if found == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), "the exit status cannot be recorded")
+        return int(found)
 
 
 RECORDER = ExitStatusRecorder()
-
-
-def disarm(ring_fd: int) -> None:
-    """Keep the end that the ring records, however the process exits."""
-    os.pwrite(ring_fd, bytes(EXIT_STATUS.size), EXIT_OFFSET)
 
 
 def decode(field: bytes) -> int | None:

@@ -333,6 +333,40 @@ def test_an_exception_keeps_its_traceback_and_the_users_excepthook(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("end", ["", "mp_agent.shutdown()", "sys.exit(5)"])
+def test_a_program_that_closes_all_descriptors_keeps_its_own_files(tmp_path, end):
+    """It opens files under the numbers that mp_agent had, as a daemon does."""
+    result = _run(
+        f"""
+        import time
+        os.closerange(3, 1000)
+        names = [f"{tmp_path}/own{{number}}" for number in range(40)]
+        files = [os.open(name, os.O_RDWR | os.O_CREAT) for name in names]
+        assert all(os.pwrite(fd, b"own", 0) for fd in files)
+        time.sleep(1.1)
+        step()
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        torch.optim.SGD([weight, torch.nn.Parameter(torch.ones(99))], lr=0.1).step()
+        {end}
+        assert all(os.lseek(fd, 0, os.SEEK_CUR) == 0 for fd in files)
+        """,
+        tmp_path / "rings",
+    )
+    assert (result.returncode, "unwatched" in result.stderr) == (5 * ("5" in end), True)
+    assert "Traceback" not in result.stderr, result.stderr
+    assert {path.read_bytes() for path in tmp_path.glob("own*")} == {b"own"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_program_that_becomes_another_user_ends_without_a_traceback(tmp_path):
+    again = f"init(run='exit-test', dir={str(tmp_path)!r}, port=0, linger_seconds=0)"
+    result = _run(f"mp_agent.shutdown(); mp_agent.{again}; step(); os.setuid(65534)", tmp_path)
+    assert (result.returncode, "Traceback" in result.stderr) == (0, False), result.stderr
+
+
+@pytest.mark.slow
 def test_a_forked_child_that_ends_leaves_the_parents_ring_alone(tmp_path):
     result = _run(
         """

@@ -100,3 +100,16 @@ def test_the_process_ends_at_once_where_there_is_no_gpu(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_program_opens_in_place_of_the_pipe_is_neither_read_nor_closed(tmp_path):
+    reading, writing = os.pipe()
+    starting = Starting(reading)
+    own = tmp_path / "own"
+    own.write_bytes(b"own")
+    with own.open("rb", buffering=0) as file:
+        os.dup2(file.fileno(), reading)
+    assert starting.poll() == 0
+    assert os.read(reading, 3) == b"own"
+    os.close(reading)
+    os.close(writing)
