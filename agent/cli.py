@@ -15,6 +15,8 @@ from mp_agent.errors import unknown_name
 from mp_agent.version import __version__
 
 _UNWRITABLE = 2
+_REFUSING = ("strict", "surrogateescape")
+"""How Python treats what an encoding lacks: by default, and in the C locale."""
 _NAME_WIDTH = 12
 _PRINTERS = ("click.utils", "click._compat", "rich.console")
 
@@ -214,7 +216,7 @@ class _Commands(click.Group):
             raise safe from None
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors in _REFUSING:
             # As on standard error: what the encoding of a locale lacks would be a traceback.
             sys.stdout.reconfigure(errors="backslashreplace")
         try:

@@ -103,8 +103,17 @@ def test_a_full_disk_behind_standard_output_is_said_in_one_line(arguments: list[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["explain", "MpAgentLossSpike"], ["run", "--help"]])
-def test_an_encoding_that_lacks_characters_shows_them_as_escapes(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "encoding"),
+    [
+        (["explain", "MpAgentLossSpike"], "latin-1"),
+        (["run", "--help"], "latin-1"),
+        (["explain", "MpAgentLossSpike"], "ascii:surrogateescape"),
+    ],
+)
+def test_an_encoding_that_lacks_characters_shows_them_as_escapes(
+    arguments: list[str], encoding: str
+) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mp_agent", *arguments],
         check=False,
@@ -114,7 +123,7 @@ def test_an_encoding_that_lacks_characters_shows_them_as_escapes(arguments: list
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
-            "PYTHONIOENCODING": "latin-1",
+            "PYTHONIOENCODING": encoding,
         },
     )
     assert done.returncode == 0 and not done.stderr

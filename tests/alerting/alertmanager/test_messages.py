@@ -361,6 +361,15 @@ def test_the_mail_says_the_same_as_text_and_as_html(notified: Desk) -> None:
     assert "<no value>" not in html + text
 
 
+def test_a_name_with_line_breaks_adds_no_header_to_a_mail(desk: Desk) -> None:
+    name = "broken\r\nBcc: all@example.com\n\nlines"
+    summary = {"summary": f"{name} in short."}
+    desk.send(_alert("MpAgentNonFiniteUpdate", "critical", name, annotations=summary))
+    mail = _first(lambda: [m for m in desk.inbox.mails if "broken" in str(m["Subject"])], "mail")
+    once = "broken Bcc: all@example.com lines"
+    assert "Bcc" not in mail and mail["Subject"] == f"[CRITICAL] run {once}: {once} in short."
+
+
 def test_the_end_of_an_alert_is_reported_too(notified: Desk) -> None:
     brief = _alert("MpAgentRunStalled", "critical", "brief", startsAt=_ago(60))
     notified.send(brief)
