@@ -54,6 +54,7 @@ class RunSupervisor:
         self._started_unix_ns = time.time_ns()
         self._commit_due_seconds = now_seconds + COMMIT_INTERVAL_SECONDS
         self._ended_since_seconds: float | None = None
+        self._session = self.run.session
         earlier = locations.read_status(run_dir)
         self._scrapes_total = earlier.scrapes_total if earlier else 0
         self._pushes_before = earlier.pushes_total if earlier else 0
@@ -189,11 +190,13 @@ class RunSupervisor:
             unlink(root_note_path(self.run.run_dir))
 
     def _note_end(self, now_seconds: float) -> None:
-        if self.run.end is EndReason.RUNNING:
+        running, before = self.run.end is EndReason.RUNNING, self._session
+        self._session = self.run.session
+        if running or self._session != before:  # an attempt may begin and end between two polls
             self._ended_since_seconds = None
             self._final_seen = False
             self._final_seen_by.clear()
-        elif self._ended_since_seconds is None:
+        if not running and self._ended_since_seconds is None:
             self._ended_since_seconds = now_seconds
             log.info("run %s: ended, %s", self.run.name, self.run.end.name.lower())
             if missing := self.run.missing_rows:

@@ -45,6 +45,22 @@ def test_a_run_is_over_when_the_linger_after_its_end_is(
     assert watch.over(10_000.0 + LINGER_SECONDS)
 
 
+def test_an_attempt_that_begins_and_ends_between_two_polls_lingers_as_any_other(
+    watch: RunSupervisor, start_rank: StartRank
+):
+    start_rank().kill()
+    watch.poll(0.0)
+    scrapes = ScrapeLog()
+    watch.record_scrape("prometheus", final=True)
+    assert not watch.needed(scrapes, 0.0)
+
+    start_rank(attempt=1, created_unix_ns=9_000).kill()
+    watch.poll(LINGER_SECONDS - 1)
+    assert watch.needed(scrapes, LINGER_SECONDS - 1), "nobody has scraped this end yet"
+    assert not watch.over(2 * LINGER_SECONDS - 2)
+    assert watch.over(2 * LINGER_SECONDS - 1)
+
+
 def test_what_is_over_leaves_nothing_behind(
     watch: RunSupervisor, start_rank: StartRank, run_dir: Path
 ):
