@@ -56,7 +56,7 @@ def test_an_attempt_that_begins_and_ends_between_two_polls_lingers_as_any_other(
 
     start_rank(attempt=1, created_unix_ns=9_000).kill()
     watch.poll(LINGER_SECONDS - 1)
-    assert watch.needed(scrapes, LINGER_SECONDS - 1), "nobody has scraped this end yet"
+    assert watch.needed(scrapes, LINGER_SECONDS - 1), "no scraper has seen this end yet"
     assert not watch.over(2 * LINGER_SECONDS - 2)
     assert watch.over(2 * LINGER_SECONDS - 1)
 
