@@ -168,3 +168,8 @@ def test_the_chart_and_the_command_refuse_the_same_thresholds() -> None:
             resolve(thresholds)
         with pytest.raises(HelmError, match=f"{threshold.name} .*must be below"):
             texts({"rules": {"thresholds": thresholds}})
+
+
+@pytest.mark.parametrize("name", ["additionalLabels", "commonLabels", "imagePullSecrets"])
+def test_null_stands_for_no_labels_and_no_secrets(name):
+    assert texts({name: None}) == texts({name: [] if name == "imagePullSecrets" else {}})

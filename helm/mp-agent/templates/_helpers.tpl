@@ -33,7 +33,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- /* Labels of custom resources: those that an operator selects by come on top. */}}
 {{- define "mp-agent.resourceLabels" -}}
-{{- mustMergeOverwrite (include "mp-agent.labels" . | fromYaml) .Values.additionalLabels | toYaml }}
+{{- mustMergeOverwrite (include "mp-agent.labels" . | fromYaml) (.Values.additionalLabels | default dict) | toYaml }}
 {{- end }}
 
 {{- define "mp-agent.image" -}}
