@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from mp_agent.cli import COMMANDS, GROUPS, main
+from tests.subtests import each
 
 
 def completed(words: str) -> set[str]:
@@ -36,7 +37,7 @@ def test_shells_complete_commands_and_values() -> None:
     assert completed("mp-agent export x --to p") == {"parquet"}
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
+@each("name", sorted(COMMANDS))
 def test_help_says_what_a_command_does_and_ends_with_an_example_of_it(name: str) -> None:
     command = COMMANDS[name].load()
     assert command.name == name
@@ -143,8 +144,8 @@ def test_a_directory_that_cannot_be_made_is_a_wrong_use(command: str) -> None:
     assert "/dev/null/below cannot be made: Not a directory" in result.output
 
 
-@pytest.mark.parametrize("value", ["nan", "-nan", "inf"])
-@pytest.mark.parametrize(
+@each("value", ["nan", "-nan", "inf"])
+@each(
     "arguments",
     [
         ("backtest", "--step-seconds"),

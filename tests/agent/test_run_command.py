@@ -14,6 +14,7 @@ from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.ring.reader import RingReader
 from mp_agent.run_command import _interpreter_options
+from tests.subtests import each
 
 _UNMODIFIED = """
 import sys
@@ -186,7 +187,7 @@ def test_an_interrupt_from_the_terminal_ends_the_program_by_the_signal(tmp_path)
         assert process.wait(60) == -signal.SIGINT
 
 
-@pytest.mark.parametrize(
+@each(
     ("called", "options"),
     [
         (["-m", "mp_agent", "run", "-u"], []),

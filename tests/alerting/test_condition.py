@@ -10,6 +10,7 @@ from mp_agent.alerting.expressions import Compare, Number, Series
 from mp_agent.alerting.values import Severity, values_in_force
 from mp_agent.catalog.metrics import run
 from mp_agent.errors import CatalogError
+from tests.subtests import each
 
 _LEVEL = Level(
     severity=Severity.WARNING,
@@ -52,7 +53,7 @@ def test_annotations_hold_the_numbers_in_force_and_the_runbook_of_the_name() -> 
     }
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "problem"),
     [
         ({"name": "SomethingWrong"}, "a name is MpAgent"),

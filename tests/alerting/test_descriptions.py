@@ -15,6 +15,7 @@ from mp_agent.alerting.values import values_in_force
 from mp_agent.errors import CatalogError
 from tests.alerting.examples.catalog import examples_of
 from tests.alerting.promtool import assert_passes
+from tests.subtests import each
 
 _VALUES = values_in_force()
 _RUN = ("cluster", "namespace", "job", "run")
@@ -48,7 +49,7 @@ _TEXTS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "value", "expected"), _TEXTS)
+@each(("text", "value", "expected"), _TEXTS)
 def test_marks_are_filled_in(text: str, value: float, expected: str) -> None:
     parts = parse_description("X", text, (*_RUN, "rank"))
     assert plain_text(parts, _VALUES, _LABELS, value, lambda name: _INFOS.get(name, ())) == expected
@@ -86,7 +87,7 @@ def _matchers(labels: Mapping[str, str]) -> str:
     return ",".join(f'{name}="{value}"' for name, value in labels.items())
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "problem"),
     [
         ("{nap}", r"\{nap\} is no label of the alert"),

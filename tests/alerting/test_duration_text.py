@@ -4,9 +4,10 @@ from hypothesis import strategies as st
 
 from mp_agent.alerting.durations import parse_seconds, prometheus_duration
 from mp_agent.errors import SettingError
+from tests.subtests import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("seconds", "text"),
     [
         (0.25, "250ms"),
@@ -32,7 +33,7 @@ def test_what_is_written_is_read_back_to_the_millisecond(milliseconds: int) -> N
     )
 
 
-@pytest.mark.parametrize("text", ["", "m", "10 minutes", "-5", "5m 3s", "1d", "1m1"])
+@each("text", ["", "m", "10 minutes", "-5", "5m 3s", "1d", "1m1"])
 def test_a_text_that_is_no_duration_is_refused_by_name_and_value(text: str) -> None:
     with pytest.raises(SettingError, match=f"stall_window.*{text!r}"):
         parse_seconds("stall_window", text)

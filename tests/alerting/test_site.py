@@ -10,6 +10,7 @@ from mp_agent.alerting.values import SELECTORS, Severity, values_in_force
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.errors import SettingError
 from mp_agent.settings import Settings
+from tests.subtests import each
 
 _C, _W, _I = Severity.CRITICAL, Severity.WARNING, Severity.INFO
 
@@ -39,7 +40,7 @@ def test_the_settings_apply_and_later_assignments_win() -> None:
     assert values.severity("MpAgentLossSpike", _W) is _I
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "alert", "severities"),
     [
         ("MpAgentLossSpike.severity=info", "MpAgentLossSpike", {_W: _I}),
@@ -87,7 +88,7 @@ _WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "message"), _WRONG)
+@each(("text", "message"), _WRONG)
 def test_what_cannot_be_had_is_refused_by_name(text: str, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         site_values(None, (text,))

@@ -6,6 +6,7 @@ from mp_agent.alerting.durations import duration
 from mp_agent.alerting.values import MarkedValues, Severity, check_marks, values_in_force
 from mp_agent.catalog.thresholds import BY_NAME, DEFAULTS
 from mp_agent.errors import CatalogError, SettingError
+from tests.subtests import each
 
 
 def test_without_overrides_the_defaults_are_in_force() -> None:
@@ -50,7 +51,7 @@ def test_label_matchers_are_taken_as_they_are(text: str) -> None:
     assert values_in_force(selectors={"series": text}).selectors["series"] == text
 
 
-@pytest.mark.parametrize("text", ["{}", "a", 'a="b', 'a="b"}', 'a="b" or vector(1)', "a='b'"])
+@each("text", ["{}", "a", 'a="b', 'a="b"}', 'a="b" or vector(1)', "a='b'"])
 def test_what_is_no_label_matcher_is_refused(text: str) -> None:
     with pytest.raises(SettingError, match="selectors: series has value"):
         values_in_force(selectors={"series": text})

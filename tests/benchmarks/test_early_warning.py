@@ -25,6 +25,7 @@ from benchmarks.early_warning.training import LAYER_INTERVAL, train
 from mp_agent.records.columns import GRADIENTS, OPTIMIZER
 from mp_agent.records.schema import family_columns
 from tests.agent.flight.builders import make_log, make_segment
+from tests.subtests import each
 
 RATE, LOSS = "MpAgentLearningRateJump", "MpAgentLossNonFinite"
 STALE, SPIKE = "MpAgentSecondMomentStale", "MpAgentLossSpike"
@@ -145,7 +146,7 @@ def test_a_twin_that_several_causes_share_counts_once():
 FLAT = [2.0] * 60
 
 
-@pytest.mark.parametrize(
+@each(
     ("losses", "step"),
     [
         (FLAT, None),

@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from mp_agent.catalog.metric import Family, HistogramValue, Kind, Sample, Snapshot
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.exporters.prometheus import render
+from tests.subtests import each
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.9,text/plain;version=0.0.4;q=0.5"
 NASTY_NAMES = [
@@ -80,8 +81,8 @@ def test_types_are_declared():
     assert "# TYPE mp_agent_run_info gauge" in text(everything())
 
 
-@pytest.mark.parametrize("name", NASTY_NAMES)
-@pytest.mark.parametrize(("write", "parse"), [(text, parse_text), (openmetrics, parse_openmetrics)])
+@each("name", NASTY_NAMES)
+@each(("write", "parse"), [(text, parse_text), (openmetrics, parse_openmetrics)])
 def test_any_layer_name_is_valid_exposition(write, parse, name):
     shown = snapshot("mp_agent_layer_grad_norm", (("run", name), 1.5), (("run", "next"), 2.5))
     (family,) = list(parse(write(shown)))

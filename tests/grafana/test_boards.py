@@ -22,6 +22,7 @@ from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME, METRICS
 from mp_agent.catalog.thresholds import DEFAULTS
 from tests.every import for_every
+from tests.subtests import each
 
 ROOT = Path(__file__).parents[2]
 RENDERED = {board.uid: json.loads(render(board)) for board in BOARDS}
@@ -188,8 +189,8 @@ def test_every_metric_of_the_catalog_is_on_a_dashboard() -> None:
         assert re.search(rf"\b{metric.prometheus_name}(_bucket)?\b", text), metric.prometheus_name
 
 
-@pytest.mark.parametrize("scope", list(Scope))
-@pytest.mark.parametrize("kind", [Kind.GAUGE, Kind.COUNTER, Kind.HISTOGRAM])
+@each("scope", list(Scope))
+@each("kind", [Kind.GAUGE, Kind.COUNTER, Kind.HISTOGRAM])
 def test_a_new_metric_gets_a_panel_from_its_record_alone(scope: Scope, kind: Kind) -> None:
     metric = Metric(
         name="mp_agent.made_up.thing",

@@ -26,6 +26,7 @@ from tests.helm.rendering import (
     texts,
     values_file,
 )
+from tests.subtests import each
 
 MATRIX = sorted(path.stem for path in VALUES.glob("*.yaml"))
 KUBERNETES_VERSIONS = ("1.29", "1.34")
@@ -50,8 +51,8 @@ def test_lint_finds_nothing_to_warn_of(name: str) -> None:
     assert [message for message in report["messages"] if message["severity"] > 1] == []
 
 
-@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
-@pytest.mark.parametrize("name", MATRIX)
+@each("version", KUBERNETES_VERSIONS)
+@each("name", MATRIX)
 def test_core_objects_are_what_the_api_server_takes(name: str, version: str) -> None:
     core = [item for item in objects_of(name) if not is_custom(item)]
     assert core

@@ -10,6 +10,7 @@ from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.thresholds import DEFAULTS, THRESHOLDS, resolve
 from mp_agent.errors import SettingError
 from tests.helm.rendering import texts
+from tests.subtests import each
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown value": ({"podMonitr": {}}, "podMonitr"),
@@ -142,7 +143,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+@each("case", WRONG)
 def test_a_wrong_value_is_refused_by_name(case: str) -> None:
     values, name = WRONG[case]
     with pytest.raises(HelmError) as refused:

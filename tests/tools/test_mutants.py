@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.subtests import each
 from tools.mutants import ROOT, all_mutations, package_of, sample
 from tools.mutations import mutations_of
 
@@ -101,7 +102,7 @@ def test_every_mutant_is_another_module_that_python_reads() -> None:
         assert ast.dump(ast.parse(mutation.applied(source))) != ast.dump(ast.parse(source))
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "mutants"),
     [
         ("a = b < c", ["a = (b <= c)"]),

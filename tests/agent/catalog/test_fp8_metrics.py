@@ -1,12 +1,11 @@
 """What the gauges of FP8 read from the columns, and nothing where there is nothing."""
 
-import pytest
-
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.records.columns import FP8
 from mp_agent.records.health import LatestValues
 from mp_agent.records.views import LayerView
 from tests.agent.node.builders import make_run_view
+from tests.subtests import each
 
 VALUES = {
     "tensors": 10.0,
@@ -41,8 +40,8 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-@pytest.mark.parametrize("values", [VALUES, {}])
+@each("name", EXPECTED)
+@each("values", [VALUES, {}])
 def test_a_gauge_reads_its_columns(name, values):
     metric = BY_PROMETHEUS_NAME[f"mp_agent_{name}"]
     assert metric.read is not None

@@ -6,6 +6,7 @@ from mp_agent.catalog.metric import Kind, Metric, Scope
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.errors import CatalogError
 from tests.every import for_every
+from tests.subtests import each
 
 # The names of the design, written down by hand: renaming one breaks other people's dashboards.
 CORE_NAMES = """
@@ -182,7 +183,7 @@ def test_a_help_text_is_understood_without_those_of_other_metrics():
     assert [metric.help for metric in METRICS if _LEANS.search(metric.help)] == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"name": "mp_agent.skip.ratio"}, "total or ratio"),

@@ -13,6 +13,7 @@ from mp_agent.records.views import LayerView
 from tests.agent.distribution_reference import distribution_reference
 from tests.agent.node.builders import make_run_view
 from tests.agent.update_reference import update_reference
+from tests.subtests import each
 
 GRADIENT = [1e-3, -2e-3, 5e-4, 0.0, 1e-9, -3e-12, 0.25, 2.0**-40, 0.4]
 SCALE = 65536.0
@@ -53,7 +54,7 @@ def read(name: str, run: object = RUN) -> object:
     return metric.read(run)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "expected"),
     [
         ("mp_agent_weight_norm", 3.0),

@@ -2,6 +2,7 @@ import pytest
 
 from mp_agent.catalog.thresholds import BY_NAME, DEFAULTS, THRESHOLDS, bound_label, resolve
 from mp_agent.errors import SettingError
+from tests.subtests import each
 
 
 def test_names_are_unique_and_what_one_must_be_below_exists_and_is_above():
@@ -17,7 +18,7 @@ def test_units_are_shares_or_things():
         assert threshold.unit != "1" or threshold.value <= 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("overrides", "message"),
     [
         ({"nap": 1.0}, "'nap' is unknown; known: grad_norm_high"),

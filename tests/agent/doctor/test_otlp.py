@@ -10,6 +10,7 @@ import pytest
 from mp_agent.doctor.machine import CheckStatus, Machine
 from mp_agent.settings import Settings
 from tests.agent.doctor.conftest import found, only, verdicts
+from tests.subtests import each
 
 PUSHING = Settings(exporters=("otlp",))
 
@@ -128,8 +129,8 @@ def test_a_collector_behind_a_proxy_is_asked_through_it(
     assert "the proxy 127.0.0.1" in finding.text and "tell-nobody" not in finding.text
 
 
-@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.10"])
+@each("protocol", ["http/protobuf", "grpc"])
+@each("host", ["localhost", "127.0.0.1", "127.8.9.10"])
 def test_a_collector_on_this_machine_is_asked_without_the_proxy(host: str, protocol: str) -> None:
     with socket.create_server(("", 0)) as listener:
         variables = {

@@ -4,13 +4,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from mp_agent.flight.postmortem.diagnosis import Causes
 from mp_agent.flight.report import as_dict
 from tests.agent.flight.analyses import exploding
 from tests.agent.flight.builders import make_node_record
 from tests.agent.flight.record.test_archive import written
+from tests.subtests import each
 
 PAGE = Path(__file__).parents[3] / "docs" / "flight-record.md"
 
@@ -24,7 +23,7 @@ def test_the_sample_reads_a_record(tmp_path, monkeypatch):
     assert names["loss"].tolist() == [2.0, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("cause", [member.value for member in Causes])
+@each("cause", [member.value for member in Causes])
 def test_every_cause_is_listed_with_its_alerts(cause):
     (row,) = (line for line in PAGE.read_text().splitlines() if f"`{cause.name}`" in line)
     assert set(re.findall(r"`(MpAgent\w+)`", row)) == set(cause.conditions)

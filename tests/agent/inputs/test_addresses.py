@@ -6,6 +6,7 @@ import pytest
 
 from mp_agent.errors import SourceError
 from mp_agent.inputs.addresses import address_of, shown_address, shown_message
+from tests.subtests import each
 
 
 def test_user_and_password_become_a_header_percent_encoded_or_not():
@@ -19,7 +20,7 @@ def test_user_and_password_become_a_header_percent_encoded_or_not():
     assert "secret" not in repr(plain)
 
 
-@pytest.mark.parametrize(
+@each(
     "address",
     [
         "http://user:secret@prometheus:9090/x",
@@ -47,7 +48,7 @@ def test_what_is_no_address_is_shown_as_it_is():
         assert shown_address(path) == path or "@" in path
 
 
-@pytest.mark.parametrize(
+@each(
     "address",
     [
         "ftp://host",

@@ -16,9 +16,10 @@ from mp_agent.plan.precision_plan import (
     candidates_of,
     reference_of,
 )
+from tests.subtests import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("number_format", "dtype"),
     [
         (FP64, torch.float64),
@@ -28,7 +29,6 @@ from mp_agent.plan.precision_plan import (
         (FP8_E4M3, torch.float8_e4m3fn),
         (FP8_E5M2, torch.float8_e5m2),
     ],
-    ids=lambda one: getattr(one, "name", ""),
 )
 def test_formats_are_those_of_torch(number_format, dtype):
     known = torch.finfo(dtype)

@@ -6,6 +6,7 @@ import pytest
 
 from mp_agent.errors import AdviceError
 from mp_agent.plan.precision_plan import PrecisionPlan, plan_of_json
+from tests.subtests import each
 
 PLAN = PrecisionPlan(
     precision="fp16-autocast",
@@ -22,7 +23,7 @@ def test_a_plan_is_read_as_it_was_written():
     assert plan_of_json(json.dumps({"plan": PLAN.as_dict()})) == PLAN
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"precision": "fp17"}, "precision has value 'fp17'"),

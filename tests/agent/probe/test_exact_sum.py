@@ -5,19 +5,19 @@ import sys
 from math import fsum, inf
 
 import numpy as np
-import pytest
 
 from mp_agent.probe.packing import parts_of, value_of
+from tests.subtests import each
 
 EDGES = [0.0, -0.0, 5e-324, -5e-324, 2.2e-308, 1.0, 0.1, sys.float_info.max, -1e300]
 
 
-@pytest.mark.parametrize("value", EDGES)
+@each("value", EDGES)
 def test_a_value_comes_back(value):
     assert value_of(parts_of(value)) == value
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_sums_are_rounded_once_whatever_the_order(seed):
     generator = random.Random(seed)
     values = [

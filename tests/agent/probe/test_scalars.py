@@ -9,9 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.scalars import ScalarSnapshot, add, reciprocal, scalar_of, snapshot_of, tighter
+from tests.subtests import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "expected"),
     [
         (2, 2.0),
@@ -28,7 +29,7 @@ def test_numbers_on_the_host_become_floats(value, expected):
     assert type(scalar_of(value)) is float
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         None,

@@ -2,8 +2,6 @@
 
 from math import copysign
 
-import pytest
-
 from mp_agent.records.columns import STEP_COLUMN_NAMES
 from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.records.reduction import (
@@ -12,6 +10,7 @@ from mp_agent.records.reduction import (
     reduced_values,
 )
 from mp_agent.records.steps import step_values
+from tests.subtests import each
 
 
 def test_names_are_unique_and_those_of_no_other_column():
@@ -19,7 +18,7 @@ def test_names_are_unique_and_those_of_no_other_column():
     assert not set(REDUCED_COLUMNS) & set(STEP_COLUMN_NAMES)
 
 
-@pytest.mark.parametrize("value", [0.0, -0.0, 5e-324, -1.5, 1.7976931348623157e308, 2.0**53])
+@each("value", [0.0, -0.0, 5e-324, -1.5, 1.7976931348623157e308, 2.0**53])
 def test_every_finite_number_comes_back_to_the_bit(value):
     found = GlobalStatistics(
         sequence=2**53 - 1,

@@ -17,6 +17,7 @@ from mp_agent.records.schema import FamilyColumns, Share
 from tests.agent.node.builders import gradient_row, make_record, make_schema, rank_layers, rank_step
 from tests.agent.node.expanded import expanded
 from tests.agent.node.fleet import SimNode, make_root, push
+from tests.subtests import each
 
 VALUES = {"loss": 1.5, "compute_seconds": 0.25}
 
@@ -79,7 +80,7 @@ def test_not_observed_and_beyond_float64_go_through():
     assert read.steps[0].compute_seconds[1] == math.inf
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         b"",
@@ -115,7 +116,7 @@ def test_an_absurd_size_is_refused_unread(monkeypatch):
         decode_report(b"\0" * 1001)
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "message"),
     [
         (changed(world_size=0), "`int` >= 1"),

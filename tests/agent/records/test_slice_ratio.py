@@ -6,10 +6,11 @@ from sys import float_info
 import pytest
 
 from mp_agent.records.tensor_collections import SLICES_AT_MOST, index_of, packed, ratio_of
+from tests.subtests import each
 
 
-@pytest.mark.parametrize("ratio", [1.0, 1.5, 12_345.678, 3e38, float_info.max])
-@pytest.mark.parametrize("index", [0, 1, SLICES_AT_MOST - 1])
+@each("ratio", [1.0, 1.5, 12_345.678, 3e38, float_info.max])
+@each("index", [0, 1, SLICES_AT_MOST - 1])
 def test_both_come_back(ratio, index):
     value = packed(ratio, index)
 

@@ -11,6 +11,7 @@ from mp_agent.records.tensor_collections import (
     make_collection,
     members_of,
 )
+from tests.subtests import each
 
 LAYERS = (
     "h.0.attn.c_attn.weight",
@@ -20,7 +21,7 @@ LAYERS = (
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("patterns", "members"),
     [
         ((r"attn",), (0, 2)),
@@ -37,7 +38,7 @@ def test_a_layer_is_a_member_where_one_pattern_is_found_in_its_name(patterns, me
     assert members_of(patterns, LAYERS) == members
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "include", "message"),
     [
         ("", "a", "name has value '': must have 1 to 128 characters"),
@@ -77,6 +78,6 @@ def test_definitions_travel_as_text():
     assert encode_collections(()) == ""
 
 
-@pytest.mark.parametrize("fact", ["", "{", "[1]", '[["a"]]', '[["a",["b"],1]]', '{"a": "b"}'])
+@each("fact", ["", "{", "[1]", '[["a"]]', '[["a",["b"],1]]', '{"a": "b"}'])
 def test_what_cannot_be_read_defines_nothing(fact):
     assert decode_collections(fact) == ()

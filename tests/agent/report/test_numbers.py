@@ -5,9 +5,10 @@ from math import inf, nan
 import pytest
 
 from mp_agent.report.numbers import counted, duration, finite, number, percent, scientific, size
+from tests.subtests import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "digits", "text"),
     [
         (None, 4, "–"),
@@ -24,7 +25,7 @@ def test_a_number_has_some_digits_and_a_whole_one_all(value, digits, text):
     assert number(value, digits) == text
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "text"),
     [(None, "–"), (nan, "–"), (inf, "∞"), (0.0, "0"), (0.00012, "1.20e-04"), (2e6, "2.00e+06")],
 )

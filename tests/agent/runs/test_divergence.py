@@ -14,6 +14,7 @@ from mp_agent.runs.divergence import (
 )
 from mp_agent.runs.report import verdict
 from tests.agent.runs.series_of import run_of
+from tests.subtests import each
 
 
 def drifting(begin, slope=0.01):
@@ -94,7 +95,7 @@ def test_different_learning_rates_and_facts_are_noted():
     assert "1.2 % of the weights are trained against 88 %" in found.notes
 
 
-@pytest.mark.parametrize(
+@each(
     ("first", "second", "expected"),
     [
         (1.0, 2.0, 0.5),

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from mp_agent.settings import Settings
 from mp_agent.settings.command import settings_command, settings_schema
+from tests.subtests import each
 
 
 def test_values_in_force_are_shown_and_secrets_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +24,7 @@ def test_values_in_force_are_shown_and_secrets_are_not(monkeypatch: pytest.Monke
     assert {f"MP_AGENT_{name.upper()}" for name in Settings.model_fields} <= rows.keys()
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "accepted"),
     [
         ({}, True),

@@ -4,6 +4,7 @@ import pytest
 
 from mp_agent.errors import SettingError
 from mp_agent.settings import Settings, load_settings
+from tests.subtests import each
 
 
 def test_argument_beats_variable_beats_file_beats_default(monkeypatch, tmp_path):
@@ -17,7 +18,7 @@ def test_argument_beats_variable_beats_file_beats_default(monkeypatch, tmp_path)
     assert (settings.max_series, settings.linger_seconds, ignored) == (400, 120.0, 0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value"),
     [
         ("layer_interval", 0),

@@ -18,6 +18,7 @@ from mp_agent.alerting.alertmanager import (
 from mp_agent.alerting.alertmanager.channels import Channel, Site
 from mp_agent.alerting.values import Severity
 from mp_agent.errors import SettingError
+from tests.subtests import each
 
 _SETS = [
     channels
@@ -89,9 +90,7 @@ def test_no_one_is_paged_for_a_warning_or_mailed_a_hint() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "channels", _SETS, ids=lambda channels: "-".join(c.value for c in channels)
-)
+@each("channels", _SETS)
 def test_no_severity_goes_nowhere(channels: tuple[Channel, ...]) -> None:
     receivers = _receivers(channels=channels)
     assert all(len(receivers[name]) > 1 for name in ("on-call", "tickets", "hints"))
@@ -141,7 +140,7 @@ def test_what_would_notify_no_one_is_refused(arguments: dict[str, Any], problem:
         render_alertmanager("x", **arguments)
 
 
-@pytest.mark.parametrize(
+@each(
     ("addresses", "problem"),
     [
         ({"email_to": "someone"}, "email_to has value 'someone'"),

@@ -42,6 +42,7 @@ from mp_agent.catalog.metrics import agent, run, training
 from mp_agent.errors import CatalogError
 from tests.alerting.examples.example import Value
 from tests.alerting.promtool import assert_passes
+from tests.subtests import each
 
 MINUTES = 40
 EVALUATED_AT = (0, 1, 7, 16, 29, 40)
@@ -314,7 +315,7 @@ def _rarely_changing(random: Random, minutes: int) -> list[float | None]:
     return values[:minutes]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@each("seed", range(8))
 def test_what_is_kept_from_before_is_what_an_evaluation_finds(seed: int):
     """Of rounds with several readings, some of them not complete, and of series that end."""
     random, minutes = Random(seed), 160

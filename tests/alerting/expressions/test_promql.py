@@ -30,6 +30,7 @@ from mp_agent.alerting.values import values_in_force
 from mp_agent.catalog.metrics import agent, gradients, run, training
 from mp_agent.errors import CatalogError
 from tests.alerting.promtool import assert_passes
+from tests.subtests import each
 
 _BY = "by (cluster, namespace, job, run)"
 _STEP = Series(metric=run.STEP)
@@ -86,7 +87,7 @@ def test_a_count_of_several_series_adds_up_what_the_scraper_did_not_double() -> 
     assert text.startswith(f"sum {_BY} (max by (cluster, namespace, job, run, node_rank) (")
 
 
-@pytest.mark.parametrize(
+@each(
     ("expression", "text"),
     [
         (_above(_STEP - _LOSS, 3), "S - L > 3"),

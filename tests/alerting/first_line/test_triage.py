@@ -16,6 +16,7 @@ from mp_agent.alerting.values import Severity, values_in_force
 from mp_agent.catalog.metrics import run
 from tests.alerting.examples.catalog import examples_of
 from tests.alerting.promtool import render_tests, unit_test
+from tests.subtests import each
 
 _CRITICAL = [
     (condition, level)
@@ -96,7 +97,7 @@ def test_no_two_conditions_contradict_each_other_on_the_weights(nan_step) -> Non
         assert "step step" not in line
 
 
-@pytest.mark.parametrize(("condition", "level"), _CRITICAL, ids=[c.name for c, _ in _CRITICAL])
+@each(("condition", "level"), _CRITICAL)
 def test_no_first_line_is_too_long_for_a_pager(condition, level) -> None:
     line = headline(
         condition.summary,

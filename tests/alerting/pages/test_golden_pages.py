@@ -15,6 +15,7 @@ from mp_agent.alerting.values import Severity
 from tests.alerting.pages.delivery import deliver
 from tests.alerting.pages.faults import NAMES, Fired
 from tests.alerting.pages.golden import GOLDEN, pages
+from tests.subtests import each
 
 _BY_NAME = {condition.name: condition for condition in CONDITIONS}
 _AGAIN = "if that is intended: python -m tests.alerting.pages"
@@ -36,7 +37,7 @@ def test_there_is_a_page_of_every_fault() -> None:
     assert len(NAMES) == 15
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_the_first_line_says_what_since_when_weights_and_what_to_do(name: str) -> None:
     page = _golden(name)["at_once"]["page"]
     title = page[0].removeprefix(f"[CRITICAL] run {name}: ")
@@ -48,7 +49,7 @@ def test_the_first_line_says_what_since_when_weights_and_what_to_do(name: str) -
             assert f", since step {step}." in line
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_causes_are_named_before_their_effects(name: str) -> None:
     lines = [line for line in _golden(name)["at_once"]["page"] if line.startswith("CRITICAL ")]
     named = [line.split()[1].rstrip(":") for line in lines]
@@ -56,7 +57,7 @@ def test_causes_are_named_before_their_effects(name: str) -> None:
     assert len(named) == len(_alerts(name))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_the_words_are_those_of_the_catalog(name: str) -> None:
     for alert in _alerts(name):
         condition = _BY_NAME[alert["labels"]["alertname"]]

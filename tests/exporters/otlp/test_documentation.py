@@ -11,6 +11,7 @@ from opentelemetry.sdk import environment_variables
 from mp_agent.catalog.metrics import BY_PROMETHEUS_NAME
 from mp_agent.exporters.otlp import environment, events, service, signal_pusher
 from mp_agent.settings import Settings
+from tests.subtests import each
 
 TEXT = (Path(__file__).parents[3] / "docs" / "otlp.md").read_text(encoding="utf-8")
 BLOCKS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)]
@@ -68,7 +69,7 @@ def test_the_pod_gives_itself_what_the_resource_looks_for():
     assert {"POD_NAME", "POD_UID", "NODE_NAME"} <= given & looked_for
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"\bOTEL_[A-Z_]+[A-Z]\b", TEXT))))
+@each("name", sorted(set(re.findall(r"\bOTEL_[A-Z_]+[A-Z]\b", TEXT))))
 def test_every_variable_exists(name):
     exporters = {"OTEL_METRICS_EXPORTER", "OTEL_LOGS_EXPORTER", "OTEL_TRACES_EXPORTER"}
     protocol = "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL"

@@ -19,6 +19,7 @@ from tests.exporters.otlp.samples import (
     steps,
 )
 from tests.exporters.otlp.translation import attributes_of, stored
+from tests.subtests import each
 
 TAKEN = 1_800_000_000 * 10**9
 TIMES = Times(TAKEN, {"llama": BORN_UNIX_NS}, {})
@@ -75,7 +76,7 @@ def test_a_histogram_keeps_bounds_counts_and_sum():
     assert not point.HasField("min") and not point.HasField("max")
 
 
-@pytest.mark.parametrize("value", [0.0, -0.0, 5e-324, 1.7976931348623157e308, 2.0**53, 1 / 3])
+@each("value", [0.0, -0.0, 5e-324, 1.7976931348623157e308, 2.0**53, 1 / 3])
 def test_values_are_sent_bit_for_bit(value):
     metric = only_metric(snapshot(family(LOSS, (("llama",), value))))
     assert repr(metric.gauge.data_points[0].as_double) == repr(value)

@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.resources import Resource
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,6 +13,7 @@ from mp_agent.exporters.prometheus import render
 from tests.every import for_every
 from tests.exporters.otlp.samples import batch_of, everything
 from tests.exporters.otlp.translation import Series, labels, name_of, stored
+from tests.subtests import each
 
 
 def pushed(shown: Snapshot) -> Series:
@@ -58,7 +58,7 @@ def test_labels_and_bounds_pass_every_translation_unchanged(metric):
 
 
 # Rows of the translation's own documentation and tests, so that the port itself is held to them.
-@pytest.mark.parametrize(
+@each(
     ("name", "unit", "monotonic", "gauge", "expected"),
     [
         ("system.filesystem.usage", "By", False, True, "system_filesystem_usage_bytes"),

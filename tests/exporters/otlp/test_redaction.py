@@ -1,13 +1,12 @@
 import logging
 
-import pytest
-
 from mp_agent.exporters.otlp.environment import LogCapture, Redactor
+from tests.subtests import each
 
 SECRET = "s3cr3t/+="
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value"),
     [
         ("OTEL_EXPORTER_OTLP_HEADERS", f"api-key={SECRET}"),

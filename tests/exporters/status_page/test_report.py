@@ -22,6 +22,7 @@ from mp_agent.records.steps import EndReason
 from mp_agent.records.views import FirstNonfinite, TrackerLink
 from tests.agent.node.builders import merged_step
 from tests.agent.node.series.test_snapshot_builder import export
+from tests.subtests import each
 
 CONDITION = ActiveCondition(
     name="MpAgentGradientExplosion",
@@ -151,7 +152,7 @@ def test_a_node_without_rank_0_reports_its_ranks_and_points_to_the_root() -> Non
 THREE_OF_FOUR = replace(merged_step(1), world_size=4, present_ranks=frozenset((0, 1, 2)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "sentence"),
     [
         ({}, "Training: step 1; no condition in force."),

@@ -11,6 +11,7 @@ from mp_agent.exporters.trackers.client import (
     shown_name,
     shown_url,
 )
+from tests.subtests import each
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_an_address_of_a_page_or_of_files_stays_as_it_is(url: str) -> None:
     assert shown_url(url) == url
 
 
-@pytest.mark.parametrize(
+@each(
     ("url", "shown"),
     [
         ("https://user:secret@host.example/run", "https://host.example/run"),
@@ -42,7 +43,7 @@ def test_user_password_and_query_are_left_out(url: str, shown: str) -> None:
     assert shown_url(url) == shown
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     [
         "",

@@ -7,6 +7,7 @@ import pytest
 from mp_agent.backtest.log.columns import choose_columns, number
 from mp_agent.backtest.log.rows import Problems, numbered, points_of_rows
 from mp_agent.errors import LogError, NothingToJudge
+from tests.subtests import each
 
 
 def points(rows, chosen=None):
@@ -14,7 +15,7 @@ def points(rows, chosen=None):
     return points_of_rows(numbered(rows), chosen or {}, problems)
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "expected"),
     [
         (("step", "loss", "grad_norm", "learning_rate"), ("step", "loss", "grad_norm")),
@@ -54,7 +55,7 @@ def test_a_column_that_was_named_and_is_not_there_is_an_error() -> None:
         choose_columns(("step", "loss"), {"loss": "ce"})
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "value"),
     [("1.5", 1.5), ("Infinity", inf), ("-inf", -inf), ("1e400", inf), (10**400, inf), (True, 1.0)],
 )

@@ -2,12 +2,11 @@
 
 from math import inf, isfinite, nan
 
-import pytest
-
 from mp_agent.backtest.log.steps import course_of, update_skipped
 from mp_agent.backtest.log.training_log import Point
 from mp_agent.records.merged import MergedStep
 from tests.agent.backtest.builders import healthy_points, log_of
+from tests.subtests import each
 
 
 def steps(points, **facts):
@@ -51,7 +50,7 @@ def test_a_point_without_a_norm_says_nothing_of_gradients() -> None:
     assert not step.item.gradients_observed
 
 
-@pytest.mark.parametrize(
+@each(
     ("points", "skipped"),
     [
         # A scaler skips what is not finite.

@@ -11,6 +11,7 @@ from mp_agent.catalog.guard import (
 )
 from mp_agent.errors import CatalogError
 from mp_agent.records.columns import STEP_COLUMN_NAMES
+from tests.subtests import each
 
 
 def test_every_action_has_a_column_and_every_column_of_the_guard_an_action():
@@ -28,7 +29,7 @@ def test_the_default_is_to_skip_what_is_not_finite_and_to_clip_spikes():
     assert list(default_policies()) == ["skip_nonfinite", "clip_spikes", "hold_learning_rate"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "message"),
     [
         ({"skip_all": {}}, "'skip_all' is unknown; known: skip_nonfinite, "),

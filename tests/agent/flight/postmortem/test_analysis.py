@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.values import values_in_force
 from mp_agent.flight.postmortem.analysis import remedies_for
@@ -13,6 +11,7 @@ from tests.agent.flight.analyses import analysis_of
 from tests.agent.flight.builders import calm, history_of, layers
 from tests.agent.node.builders import merged_step
 from tests.agent.records.samples import make_condition
+from tests.subtests import each
 
 FIRED = [
     make_condition(name=condition.name, severity=level.severity.value, since_step=50)
@@ -29,13 +28,13 @@ COURSES = {
 NAN_LAYER = layers(63, {"weight": {"sum_squares": 4.0}, "b": {"nan_elements": 1.0}})
 
 
-@pytest.mark.parametrize("cause", Causes)
+@each("cause", Causes)
 def test_every_cause_has_remedies_in_the_catalog(cause):
     assert remedies_for(cause.value)
 
 
-@pytest.mark.parametrize("tables", [(), (NAN_LAYER,)], ids=["no layers", "NaN in a layer"])
-@pytest.mark.parametrize("course", COURSES)
+@each("tables", [(), (NAN_LAYER,)])
+@each("course", COURSES)
 def test_no_run_with_an_alert_is_called_normal(course, tables):
     history = history_of(COURSES[course], tables, values_in_force())
     called_normal, unnamed = [], []

@@ -27,6 +27,7 @@ from tests.agent.flight.builders import (
     overflow,
 )
 from tests.agent.node.builders import merged_step
+from tests.subtests import each
 
 SOURCES = Path(next(iter(flight.__path__)))
 
@@ -97,7 +98,7 @@ def five_fold_rate():
     ]
 
 
-@pytest.mark.parametrize(("cause", "assignment", "steps", "tables"), CASES)
+@each(("cause", "assignment", "steps", "tables"), CASES)
 def test_a_limit_that_is_set_decides_what_is_found(cause, assignment, steps, tables):
     steps = five_fold_rate() if steps is None else steps
     assert cause not in findings_of(steps, tables)
@@ -169,7 +170,7 @@ def test_an_assignment_that_is_invalid_is_refused_by_name(text, problem):
         with_assignments(values_in_force(), [text])
 
 
-@pytest.mark.parametrize("cause", Causes)
+@each("cause", Causes)
 def test_every_alert_that_a_cause_cites_exists(cause):
     assert set(cause.value.conditions) <= {condition.name for condition in CONDITIONS}
 

@@ -9,6 +9,7 @@ from mp_agent.report.content import Plot, Plots, Values
 from tests.agent.flight.analyses import analysis_of, exploding
 from tests.agent.flight.builders import calm, overflow
 from tests.agent.node.builders import merged_step
+from tests.subtests import each
 
 
 def plots(*steps, **options) -> Plots:
@@ -53,9 +54,7 @@ def test_a_curve_does_not_cross_steps_that_are_missing():
     assert found.lanes[0].runs == [(1, 3, "fine"), (7, 8, "fine")]
 
 
-@pytest.mark.parametrize(
-    "losses", [[], [None], [0.0], [5.0], [1e-300, 1e300], [3.0, 3.0], [None, 1.0], [-1.0]]
-)
+@each("losses", [[], [None], [0.0], [5.0], [1e-300, 1e300], [3.0, 3.0], [None, 1.0], [-1.0]])
 def test_any_losses_make_finite_data(losses):
     steps = [
         merged_step(n + 1, norm=0.0, **({} if loss is None else {"loss": loss}))

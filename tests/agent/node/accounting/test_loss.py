@@ -21,6 +21,7 @@ from mp_agent.node.accounting.tracker import AccountContext
 from mp_agent.records.health import LossHistory
 from mp_agent.records.merged import MergedStep
 from tests.agent.node.builders import merged_step
+from tests.subtests import each
 
 THRESHOLDS = resolve({})
 
@@ -122,8 +123,8 @@ def test_a_jump_of_a_loss_that_fell_until_lately_is_a_spike(scale_steps, before,
     assert fold(watch, after, 1.02 * after) == [False, True]
 
 
-@pytest.mark.parametrize("fall", [1.0, 1.2])
-@pytest.mark.parametrize("seed", range(8))
+@each("fall", [1.0, 1.2])
+@each("seed", range(8))
 def test_a_jump_by_as_much_as_the_loss_fell_is_a_spike(fall, seed):
     """A fall of about as much as the bound's distance, most of it within few blocks."""
     random, watch = Random(seed), LossTracker()
@@ -141,8 +142,8 @@ def test_outliers_that_go_on_are_no_spikes_although_the_loss_falls():
     assert not any(fold(watch, *outliers))
 
 
-@pytest.mark.parametrize("scale_steps", [15.0, 60.0, 200.0, 1000.0])
-@pytest.mark.parametrize("scatter", [0.005, 0.03, 0.1])
+@each("scale_steps", [15.0, 60.0, 200.0, 1000.0])
+@each("scatter", [0.005, 0.03, 0.1])
 def test_the_scatter_of_a_falling_loss_is_no_spike(scale_steps, scatter):
     for seed in range(20):
         assert not any(fold(LossTracker(), *falling(400, scale_steps, scatter, seed)))

@@ -16,6 +16,7 @@ from mp_agent.node.accounting.loss_reference import ACCEPT_STEPS, LossReference
 from mp_agent.node.accounting.progress import Progress
 from mp_agent.node.accounting.tracker import AccountContext
 from tests.agent.node.builders import merged_step
+from tests.subtests import each
 
 SPIKES = BY_PROMETHEUS_NAME["mp_agent_loss_spike_steps_total"]
 
@@ -107,8 +108,8 @@ def test_it_takes_some_losses_and_no_time():
     assert run.train(10, 300.0, 300.0, norm=4000.0).lost
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.08])
-@pytest.mark.parametrize("steps", [12, 40, 120])
+@each("noise", [0.02, 0.08])
+@each("steps", [12, 40, 120])
 def test_a_loss_that_has_doubled_is_lost_within_thirty_losses(noise: float, steps: int):
     """Whether it has stopped there or rises on, and before there are 64 losses too."""
     for run in (learned(noise), Run(noise).train(40, 10.0, 2.6).train(8, 2.6, 2.6)):
@@ -155,8 +156,8 @@ def episodes(run: Run, steps: int, level: float, zero: float = 0.0) -> None:
         run.train(1, loss, loss, norm=3 * abs(loss) + 1.0)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("zero", [0.0, 1.0])
+@each("seed", range(4))
+@each("zero", [0.0, 1.0])
 def test_a_loss_that_multiplied_from_the_beginning_has_lost_nothing(seed, zero):
     """Episodes become longer as a policy gets better, and the sums over them larger."""
     run = Run(0.0)
@@ -288,7 +289,7 @@ def test_after_a_restart_a_loss_may_come_back_slowly():
         assert not run.train(100, 5.6 - 0.2 * part, 5.4 - 0.2 * part).lost
 
 
-@pytest.mark.parametrize("at", [10, 20, 45, 60, 63, 70])
+@each("at", [10, 20, 45, 60, 63, 70])
 def test_a_divergence_among_the_first_losses_is_not_what_is_usual(at: int):
     run = Run(1.0).train(at, 30.0, 22.0)
     for loss in (22.0, 612.0, 4022.0):

@@ -13,6 +13,7 @@ from mp_agent.node.accounting.progress import Progress
 from mp_agent.records.columns import GRADIENT_FACTOR, LOSS_FACTOR
 from mp_agent.records.health import LossHistory
 from tests.agent.node.builders import make_run_view, merged_step
+from tests.subtests import each
 
 STEPS = WINDOW_STEPS + 16
 
@@ -81,7 +82,7 @@ class TestALossThatIsScaled:
         assert view.loss == LossHistory()
         assert view.latest.loss is None
 
-    @pytest.mark.parametrize("factor", [1.0, 0.5, 0.125, 1 / 63, 8.0, 65536.0, inf, 0.0])
+    @each("factor", [1.0, 0.5, 0.125, 1 / 63, 8.0, 65536.0, inf, 0.0])
     def test_is_none_whose_gradients_are_used_as_they_are_or_as_a_mean(self, factor):
         assert features(varied({GRADIENT_FACTOR: factor})) == ()
 

@@ -14,6 +14,7 @@ from mp_agent.node.accounting.tracker import AccountContext
 from mp_agent.records.health import OddRank
 from mp_agent.records.steps import FloatArray
 from tests.agent.node.builders import merged_step
+from tests.subtests import each
 
 
 def level_of(*ranks: list[float]) -> OddRank | None:
@@ -48,8 +49,8 @@ def found_in(losses_WR: FloatArray, *, restart_at: int = 0) -> set[tuple[str, in
     return found
 
 
-@pytest.mark.parametrize("tokens", [(14, 98), (98, 14), (14, 98, 98, 98), (2, 14), (64, 448)])
-@pytest.mark.parametrize("restart_at", [0, 700])
+@each("tokens", [(14, 98), (98, 14), (14, 98, 98, 98), (2, 14), (64, 448)])
+@each("restart_at", [0, 700])
 def test_a_rank_that_always_had_a_seventh_of_the_tokens_is_not_odd(tokens, restart_at):
     for seed in range(2):
         assert found_in(uneven(tokens, seed=seed), restart_at=restart_at) == set()

@@ -14,6 +14,7 @@ from tests.agent.node.builders import guarded_step
 from tests.agent.node.cluster.test_root import ddp_step
 from tests.agent.node.expanded import expanded
 from tests.agent.node.fleet import SimNode
+from tests.subtests import each
 
 
 def row(sequence: int) -> NodeStep:
@@ -211,7 +212,7 @@ def step(*columns: tuple[float, ...], loss: tuple[int, ...] = ()) -> NodeStep:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("seen", "troubled"),
     [
         (step((1.0, 0.0, 0.0)), False),

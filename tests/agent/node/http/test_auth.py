@@ -15,6 +15,7 @@ from mp_agent.errors import SettingError
 from mp_agent.node.endpoint import client_tls, server_tls
 from mp_agent.node.http.auth import access, basic_auth
 from mp_agent.settings import Settings
+from tests.subtests import each
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +123,7 @@ async def _answer(path: str, headers: dict[str, str]) -> int:
         return response.status
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "headers", "status"),
     [
         ("/metrics", {}, 401),

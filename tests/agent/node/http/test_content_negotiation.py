@@ -1,9 +1,8 @@
-import pytest
-
 from mp_agent.node.http.server import accepts_gzip, wanted_types
+from tests.subtests import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("accept_encoding", "gzip"),
     [
         ("gzip", True),

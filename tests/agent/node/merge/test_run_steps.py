@@ -20,6 +20,7 @@ from tests.agent.node.builders import (
     step_with_local_gradients,
 )
 from tests.agent.node.nodes import merge_nodes
+from tests.subtests import each
 
 NAN = float("nan")
 UNMEASURED = np.full(len(GRADIENT_COLUMN_NAMES), NAN)
@@ -148,8 +149,8 @@ def test_step_columns_follow_their_algebra():
     assert merged.nonfinite_loss_ranks == (2,)
 
 
-@pytest.mark.parametrize("nodes", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[3], [0, 2], [1]]])
-@pytest.mark.parametrize(
+@each("nodes", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[3], [0, 2], [1]]])
+@each(
     ("backwards", "named"),
     [
         ((nan, nan, nan, nan), ()),

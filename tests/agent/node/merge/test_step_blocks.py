@@ -21,6 +21,7 @@ from tests.agent.node.builders import gradient_row, make_record, rank_step
 from tests.agent.node.expanded import expanded
 from tests.agent.node.fleet import SimNode, make_root, steps_of
 from tests.agent.node.placements import placements, spread
+from tests.subtests import each
 
 STEPS = 3
 
@@ -110,7 +111,7 @@ def test_blocks_merge_to_the_bits_of_single_steps(data, placement):
     assert list(map(repr, merged(some))) == list(map(repr, single))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@each("seed", range(8))
 def test_steps_without_some_nodes_merge_to_the_bits_of_single_steps(seed):
     """Nodes begin late, stay away, come in any order, and see other columns at times."""
     chance = random.Random(seed)
@@ -168,7 +169,7 @@ def formed(**changes: Any) -> bytes:
     return forged(form=replace(REPORT.blocks[0].form, **changes))
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "reason"),
     [
         (forged(sequences=(3, 1)), "do not ascend"),

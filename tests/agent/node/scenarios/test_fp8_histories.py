@@ -9,7 +9,6 @@ from math import inf, nan
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -18,6 +17,7 @@ from mp_agent.probe.instruments.fp8_operands import backward_row, backward_scale
 from mp_agent.records.columns import FP8
 from tests.agent.node.accounting.fp8_account import add_sample, misscaled, named, new_account
 from tests.agent.probe.instruments.fp8_scaled_layers import E4M3_MAX, E5M2_MAX, state, update
+from tests.subtests import each
 
 LAYERS, STEPS, INTERVAL = 20, 800, 10
 JITTER = 0.3
@@ -161,8 +161,8 @@ HEALTHY: dict[str, tuple[Course, Course]] = {
 """Courses of activations with weights, and of gradients."""
 
 
-@pytest.mark.parametrize("course", HEALTHY)
-@pytest.mark.parametrize(("history", "algorithm"), [(1024, "max"), (16, "recent")])
+@each("course", HEALTHY)
+@each(("history", "algorithm"), [(1024, "max"), (16, "recent")])
 def test_what_delayed_scaling_is_designed_to_bear_brings_no_alert(course, history, algorithm):
     training = Training(history=history, algorithm=algorithm)
     training.train(*HEALTHY[course])

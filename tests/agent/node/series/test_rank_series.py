@@ -16,6 +16,7 @@ from mp_agent.records.steps import EndReason
 from mp_agent.records.views import RankView
 from mp_agent.ring.run_files import ConditionNews, encode_news
 from tests.agent.node.builders import make_export, make_identity, make_run_view, make_state
+from tests.subtests import each
 
 RANKS = 8
 
@@ -67,7 +68,7 @@ def test_without_a_limit_all_ranks_are_exported_and_nothing_is_counted():
     assert of(snapshot, "mp_agent_rank_series_left_out") == {}
 
 
-@pytest.mark.parametrize("room", [0, 1, EACH - 1, EACH, 3 * EACH, 3 * EACH + 1, RANKS * EACH])
+@each("room", [0, 1, EACH - 1, EACH, 3 * EACH, 3 * EACH + 1, RANKS * EACH])
 def test_healthy_ranks_have_at_most_so_many_series_and_the_rest_is_counted(room):
     snapshot = build(export(), room)
 

@@ -14,6 +14,7 @@ from tests.agent.plan.comparison.planted import (
     batch,
     chain,
 )
+from tests.subtests import each
 
 PLANTED = [
     (Overflowing, "fp16", OriginKind.OVERFLOW),
@@ -31,7 +32,7 @@ def compared(module, dtype, **options):
     return report.candidates[0]
 
 
-@pytest.mark.parametrize(("module", "dtype", "kind"), PLANTED)
+@each(("module", "dtype", "kind"), PLANTED)
 def test_it_is_named_first(module, dtype, kind):
     found = compared(module(), dtype, search_trials=0)
     assert (found.origins[0].module, found.origins[0].kind) == ("planted", kind)

@@ -12,6 +12,7 @@ from torch import nn
 from mp_agent.errors import CompareError
 from mp_agent.plan.comparison.api import compare
 from tests.agent.plan.comparison.planted import batch, chain
+from tests.subtests import each
 
 DTYPES = ["fp16-autocast", "bf16", "fp8-e4m3"]
 
@@ -142,7 +143,7 @@ def test_two_comparisons_give_the_same_numbers():
     assert reports[0].as_json() == reports[1].as_json()
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "message"),
     [
         ({"model": "x"}, "model: str is not a torch.nn.Module"),

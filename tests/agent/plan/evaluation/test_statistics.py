@@ -5,6 +5,7 @@ from math import comb, inf, nan
 import pytest
 
 from mp_agent.plan.evaluation.model import paired_ratio, relative_differences, tail_difference
+from tests.subtests import each
 
 
 def coverage(count, low, high):
@@ -12,7 +13,7 @@ def coverage(count, low, high):
     return sum(comb(count, below) for below in range(low + 1, high + 1)) / 2.0**count
 
 
-@pytest.mark.parametrize("count", [5, 6, 9, 20, 45, 101])
+@each("count", [5, 6, 9, 20, 45, 101])
 def test_the_interval_is_the_narrowest_that_covers_90_percent(count):
     ratio, (low, high) = paired_ratio([float(i) for i in range(1, count + 1)], [1.0] * count)
     assert ratio == (count + 1) / 2

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from math import nan
 
-import pytest
-
 from mp_agent.plan.evaluation.model import (
     Outcome,
     SideMeasurement,
@@ -15,12 +13,13 @@ from mp_agent.plan.evaluation.model import (
 )
 from mp_agent.plan.precision_plan import GOALS
 from tests.agent.plan.evaluation.measured import overflowing_evaluation
+from tests.subtests import each
 
 FINE = SideMeasurement(losses=(1.0, 0.9, 0.8), seconds=(1.0, 1.0, 1.0))
 LOST = SideMeasurement(losses=(1.0, nan, nan), seconds=(1.0, 1.0, 1.0))
 
 
-@pytest.mark.parametrize(
+@each(
     ("target", "outcome"),
     [
         (speed_target(2.0, 1.9, 2.1), Outcome.MISSED),
@@ -43,7 +42,7 @@ def test_what_was_measured_is_written():
     assert loss_target(None, 0.25).value.startswith("the loss is not finite (FP32 from weights")
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "goals", "text"),
     [
         ({"speed_interval": (0.7, 0.9), "speed_ratio": 0.8}, ["speed"], "0.80 times as fast as"),

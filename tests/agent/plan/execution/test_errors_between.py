@@ -10,6 +10,7 @@ import torch
 from mp_agent.plan.execution.errors import error_between, relative_error, ulps
 from mp_agent.plan.precision_plan import BF16, FP8_E4M3, FP16, FP32, FP64
 from tests.agent.plan.formats_reference import SMALL, step_at
+from tests.subtests import each
 
 HUGE, TINY = 1.7e308, 5e-324
 CASES = {
@@ -77,7 +78,7 @@ def root(value: Fraction) -> float:
     return sqrt(float(value / Fraction(4) ** shift)) * 2.0**shift
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_every_number_is_that_of_exact_arithmetic(name):
     a, b = CASES[name]
     pair = torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)

@@ -18,6 +18,7 @@ from mp_agent.report.numbers import size
 from tests.agent.plan.comparison.planted import Overflowing, batch, chain
 from tests.agent.plan.evaluation.measured import overflowing_evaluation
 from tests.agent.plan.recommendation.models import odd_network
+from tests.subtests import each
 
 
 def recommend(model, given, loss=None, **options):
@@ -123,7 +124,7 @@ def test_sparse_gradients_and_complex_weights_are_measured_as_what_they_hold():
     assert memory.weights_bytes == 4 * (32 * 8 + 2 * 8)
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"goal": "fun"}, "goal: 'fun' is none of speed, memory, stability"),

@@ -10,6 +10,7 @@ from mp_agent.plan.execution.training import workload_of
 from mp_agent.plan.recommendation.choose import odd_modules
 from mp_agent.plan.recommendation.products import measure_products
 from tests.agent.plan.recommendation.models import odd_network
+from tests.subtests import each
 
 
 def total_of(model, inputs):
@@ -19,7 +20,7 @@ def total_of(model, inputs):
     return measure_products(workload_of(model, (inputs,), loss, 1))
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "shape"),
     [
         (nn.Linear(24, 40), (3, 7, 24)),
@@ -38,8 +39,8 @@ def test_operations_are_those_of_torchs_counter(model, shape):
     assert sum(one.flops for one in total_of(model, inputs)) == counter.get_total_flops() > 0
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("bidirectional", [False, True])
+@each("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@each("bidirectional", [False, True])
 def test_operations_of_an_rnn_are_those_of_its_cells(kind, bidirectional):
     model = kind(12, 20, num_layers=2, bidirectional=bidirectional)
     gates = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}[kind]

@@ -3,9 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from mp_agent.probe.engines.deepspeed import unsupported_by
+from tests.subtests import each
 
 
 class SuperOffloadOptimizer_Stage3(SimpleNamespace):
@@ -42,7 +41,7 @@ def test_offload_is_measured_where_nothing_is_copied_asynchronously():
     assert unsupported_by(engine(SimpleNamespace(cpu_offload=True), device="cpu")) == ""
 
 
-@pytest.mark.parametrize(
+@each(
     ("watched", "reason"),
     [
         (engine(pipeline_parallelism=True), "DeepSpeed's pipeline parallelism"),

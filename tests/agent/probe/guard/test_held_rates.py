@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import (
 from mp_agent.catalog.guard import POLICIES_BY_NAME
 from mp_agent.probe.guard.update import HeldRates
 from tests.agent.probe.small_model import make_loss, make_model
+from tests.subtests import each
 
 DEFAULTS = POLICIES_BY_NAME["hold_learning_rate"].defaults
 STEPS = 200
@@ -44,7 +45,7 @@ def limits(optimizer: torch.optim.Optimizer, held: HeldRates, rate: float) -> di
     return held.limits
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@each("name", SCHEDULES)
 def test_no_rate_of_a_schedule_is_held(name):
     optimizer, held = made(), HeldRates(DEFAULTS)
     scheduler = SCHEDULES[name](optimizer)

@@ -11,6 +11,7 @@ from torch import nn
 from mp_agent.probe.guard.update import GuardedUpdate
 from mp_agent.probe.guard.verdict import UpdateVerdict
 from tests.agent.probe.small_model import make_loss, make_model
+from tests.subtests import each
 
 Make = Callable[..., torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
@@ -137,8 +138,8 @@ class _OnePerParameter(torch.optim.Optimizer):
         self.inner = [OPTIMIZERS["sgd"]([p]) for p in self.param_groups[0]["params"]]
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        for each in self.inner:
-            each.step()
+        for own in self.inner:
+            own.step()
 
 
 class _WithMasters(torch.optim.Optimizer):
@@ -183,7 +184,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return str(request.param)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@each("name", OPTIMIZERS)
 def test_a_skipped_update_changes_neither_weights_nor_state_on_the_host(name):
     model, optimizer = _trained(OPTIMIZERS[name])
     gradients = [parameter.grad for parameter in model.parameters()]

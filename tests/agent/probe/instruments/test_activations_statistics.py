@@ -11,6 +11,7 @@ from mp_agent.probe.instruments.activation_modules import all_finite, measurable
 from mp_agent.probe.statistics.pieces import folded, pieces, stored_values
 from mp_agent.records.columns import ACTIVATIONS
 from tests.agent.probe.instruments.odd_tensors import ODD_TENSORS, random
+from tests.subtests import each
 
 LIMIT = 60_000.0
 CALL = 7
@@ -63,7 +64,7 @@ def test_a_row_agrees_with_plain_python(name, monkeypatch):
     assert row.tolist() == pytest.approx(reference(CASES[name]), rel=1e-12, abs=1e-12, nan_ok=True)
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_the_way_of_a_device_gives_the_same_row(name):
     output = CASES[name]
     limit = LIMIT if output.dtype is torch.float16 else inf
@@ -122,9 +123,9 @@ def test_all_finite_agrees_with_the_row(name, monkeypatch):
     assert bool(all_finite(CASES[name])) == (nonfinite == 0.0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("value", [nan, inf, -inf])
-@pytest.mark.parametrize("place", [0, 9_999, 19_999])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@each("value", [nan, inf, -inf])
+@each("place", [0, 9_999, 19_999])
 def test_one_element_that_is_not_finite_is_seen(dtype, value, place):
     values = torch.full((200, 100), torch.finfo(dtype).max, dtype=dtype)
     values[100:] = torch.finfo(dtype).min

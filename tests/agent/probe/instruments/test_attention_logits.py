@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from mp_agent.probe.instruments.attention_logits import attention_row, weights_row
 from mp_agent.records.columns import ATTENTION
 from tests.agent.probe.instruments.odd_tensors import random
+from tests.subtests import each
 
 
 def reference(
@@ -109,7 +110,7 @@ CASES: dict[str, tuple[torch.Tensor, torch.Tensor, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_a_row_agrees_with_float64_where_all_is_looked_at(name):
     query, key, options = CASES[name]
     found = attention_row(query, key, **options)

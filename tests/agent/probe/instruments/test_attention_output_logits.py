@@ -7,6 +7,7 @@ import torch
 
 from mp_agent.probe.instruments.attention_logits import ROWS_AT_MOST, logits_row
 from mp_agent.records.columns import LOGITS
+from tests.subtests import each
 
 
 def _random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -69,7 +70,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_a_row_agrees_with_float64_where_all_is_looked_at(name):
     logits, target = CASES[name]
     found = logits_row(logits, target)

@@ -22,6 +22,7 @@ from tests.agent.probe.instruments.fp8_scaled_layers import (
     state,
     update,
 )
+from tests.subtests import each
 
 
 def named(row: torch.Tensor | None) -> dict[str, float]:
@@ -53,7 +54,7 @@ def test_a_forward_pass_is_judged_by_the_scale_that_it_cast_with():
     }
 
 
-@pytest.mark.parametrize("amax", [1.0, 3.0, 0.1, 1e-30, 1e30, 447.9999])
+@each("amax", [1.0, 3.0, 0.1, 1e-30, 1e30, 447.9999])
 def test_an_amax_that_its_own_scale_was_computed_from_is_not_saturated(amax):
     made = layer([1.0], [amax])
     update(made.fp8_meta["scaling_fwd"], E4M3_MAX)
@@ -107,7 +108,7 @@ def test_a_history_of_one_row_does_not_give_the_amax_of_gradients():
     assert named(forward_row(made))["tensors"] == 3.0
 
 
-@pytest.mark.parametrize(
+@each(
     "found",
     [
         None,

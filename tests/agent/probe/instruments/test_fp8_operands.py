@@ -10,6 +10,7 @@ from mp_agent.probe.instruments import fp8_operands
 from mp_agent.probe.instruments.fp8_operands import FORMATS, Operand, operand_row, usable
 from mp_agent.records.columns import FP8
 from tests.agent.probe.instruments.fp8_reference import DTYPES, by_cast, by_fractions
+from tests.subtests import each
 
 OPERANDS: tuple[Operand, ...] = ("input", "weight", "gradient")
 
@@ -33,8 +34,8 @@ def test_the_limits_are_those_of_torch(operand):
     assert FORMATS[operand].zero_up_to == info.tiny * info.eps / 2.0
 
 
-@pytest.mark.parametrize("operand", OPERANDS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@each("operand", OPERANDS)
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_counts_equal_those_of_a_cast(operand, dtype):
     torch.manual_seed(2)
     tensor = (torch.randn(3000) * torch.logspace(-14, 4, 3000)).to(dtype)
@@ -53,7 +54,7 @@ def test_exactly_half_of_the_smallest_number_is_flushed_and_no_more(operand):
     assert counts(scaled, operand) == by_fractions(scaled.tolist(), operand)
 
 
-@pytest.mark.parametrize(
+@each(
     "tensor",
     [
         torch.tensor([nan, inf, -inf, 1.0, 1e-30, -0.0, 0.0]),
@@ -69,7 +70,7 @@ def test_exactly_half_of_the_smallest_number_is_flushed_and_no_more(operand):
         torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
     ],
 )
-@pytest.mark.parametrize("operand", OPERANDS)
+@each("operand", OPERANDS)
 def test_edges_and_odd_shapes_equal_exact_fractions(tensor, operand):
     assert counts(tensor, operand) == by_fractions(tensor.double().flatten().tolist(), operand)
 
@@ -91,7 +92,7 @@ def test_no_number_is_read_from_the_device(monkeypatch):
     assert row_C.dtype is torch.float64
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         None,

@@ -17,6 +17,7 @@ from mp_agent.catalog.metrics.reinforcement import (
 from mp_agent.probe.instruments.logprobs import LogprobComparison, joined, refused_row
 from mp_agent.records.columns import LOGPROBS, by_name
 from tests.agent.probe.instruments.logprobs_reference import Expected, expected_of
+from tests.subtests import each
 
 Row = Mapping[str, float]
 COMPARISON = LogprobComparison()
@@ -111,7 +112,7 @@ def test_no_token_has_no_statistics(shape):
     assert_is(row, Expected(tokens=0, nonfinite=0))
 
 
-@pytest.mark.parametrize(
+@each(
     ("trainer", "sampler"),
     [(-inf, -2.0), (-2.0, -inf), (-inf, -inf), (nan, -1.0), (-1.0, nan), (inf, -1.0)],
 )

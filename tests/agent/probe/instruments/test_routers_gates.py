@@ -14,6 +14,7 @@ from mp_agent.probe.instruments.router_gates import (
     read_of_class,
     read_top_k,
 )
+from tests.subtests import each
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0, 2.0], [4.0, 0.0, 1.0, 2.0], [0.0, 3.0, 1.0, 2.0]])
 CHOSEN = LOGITS.topk(2, dim=-1)
@@ -77,7 +78,7 @@ UNREADABLE: dict[str, object] = {
 }
 
 
-@pytest.mark.parametrize("output", UNREADABLE.values(), ids=UNREADABLE)
+@each("output", UNREADABLE.values())
 def test_what_is_not_understood_is_not_read(output):
     assert read(output) is None
 
@@ -91,7 +92,7 @@ def test_a_class_named_router_is_one_that_says_how_many_it_chooses_of_how_many(c
     assert read_of_class(TokenRouter(top_k=2, **{count: 4})) is not None
 
 
-@pytest.mark.parametrize(
+@each(
     "module",
     [
         TokenRouter(),

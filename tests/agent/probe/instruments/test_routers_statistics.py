@@ -10,6 +10,7 @@ from mp_agent.probe.instruments import routers
 from mp_agent.probe.instruments.router_gates import Routing, load_of
 from mp_agent.probe.instruments.routers import router_row
 from mp_agent.records.columns import ROUTERS
+from tests.subtests import each
 
 
 def reference(
@@ -54,8 +55,8 @@ def routing_of(logits: torch.Tensor, chosen: torch.Tensor) -> Routing:
     return Routing(tokens=len(logits), load_E=load, logits_TE=logits)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(50, 8, 2), (7, 64, 6), (1, 4, 1)])
+@each("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@each(("tokens", "experts", "top_k"), [(50, 8, 2), (7, 64, 6), (1, 4, 1)])
 def test_each_column_is_that_of_the_reference(tokens, experts, top_k, dtype):
     torch.manual_seed(tokens)
     logits = (3 * torch.randn(tokens, experts)).to(dtype)
@@ -78,7 +79,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("logits", ODD.values(), ids=ODD)
+@each("logits", ODD.values())
 def test_at_the_edges_too(logits):
     values = torch.tensor(logits)
     chosen = values.topk(1, dim=-1).indices

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from mp_agent.probe.isolation import computed, has_memory
+from tests.subtests import each
 
 
 def doubled(tensor: torch.Tensor) -> torch.Tensor:
@@ -53,7 +54,7 @@ def test_an_interruption_that_the_script_is_handling_is_not_raised_again():
         assert computed(doubled, torch.ones(2, dtype=torch.uint8).view(torch.bits8)) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("tensor", "kept_bytes", "expected"),
     [
         (torch.ones(4, 4), 64, True),

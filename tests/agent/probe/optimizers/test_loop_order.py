@@ -11,11 +11,12 @@ from torch.distributed.fsdp import fully_shard
 from mp_agent.probe.optimizers.loop_order import GradientUse, ModelMode, any_of
 from tests.agent.probe.ranks import run_ranks
 from tests.gloo import process_group
+from tests.subtests import each
 
 SET, NOT_SET = torch.tensor(1.0), torch.tensor(0.0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("flags", "expected"),
     [
         ([], None),

@@ -16,6 +16,7 @@ from mp_agent.probe.optimizers.parameter_names import (
 )
 from mp_agent.probe.optimizers.plan import make_plan
 from tests.agent.probe.optimizers.small_trees import Model
+from tests.subtests import each
 
 
 def names(optimizer: torch.optim.Optimizer) -> list[str]:
@@ -93,7 +94,7 @@ class TestNames:
         assert names(optimizer) == ["same", "same'", "same''"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("full", "short"),
     [
         ("module.layer.weight", "layer.weight"),

@@ -10,9 +10,10 @@ import mp_agent
 from mp_agent.errors import SettingError
 from mp_agent.probe.placement import declarations
 from tests.agent.probe.rings import read_ring
+from tests.subtests import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "message"),
     [
         ({"target": 3}, "target has value 3: must be a module or a parameter"),

@@ -9,6 +9,7 @@ from mp_agent.probe.processes import rank_identity
 from mp_agent.probe.processes.launchers import NodePlace, node_place
 from mp_agent.probe.processes.rank_identity import make_identity
 from tests.agent.probe.processes.launchers import SRUN, TORCHRUN
+from tests.subtests import each
 
 
 def place(**environ: str) -> tuple[int, int, int]:
@@ -20,7 +21,7 @@ class TestRanksThatSrunStarted:
     def test_belong_to_the_node_that_slurm_names(self):
         assert place(**SRUN) == (1, 2, 1)
 
-    @pytest.mark.parametrize(
+    @each(
         ("variables", "local_world_size"),
         [
             ({"SLURM_STEP_TASKS_PER_NODE": "1,4,1"}, 4),

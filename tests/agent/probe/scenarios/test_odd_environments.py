@@ -1,8 +1,7 @@
 """Variables of schedulers with unexpected values: a name is made all the same."""
 
-import pytest
-
 from mp_agent.probe.processes.rank_identity import make_identity
+from tests.subtests import each
 
 ODD = ["(", "[", "*", "-1", "", " ", "\udcff", "9" * 5000, "0x3", "٣", "1(x9999999),1(x9999999)"]
 VARIABLES = [
@@ -37,7 +36,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("variable", VARIABLES)
+@each("variable", VARIABLES)
 def test_an_odd_value_costs_no_telemetry(variable: str) -> None:
     for surroundings in SETTINGS:
         for value in ODD:

@@ -14,6 +14,7 @@ from mp_agent.records.columns import DISTRIBUTION, EXPONENTS, exponent_column
 from tests.agent.distribution_reference import distribution_reference
 from tests.agent.probe.statistics.distributions import around_every_edge, assert_distribution
 from tests.agent.probe.statistics.gradients import DTYPES, LAYOUTS, VALUES
+from tests.subtests import each
 
 CPU = torch.device("cpu")
 _EDGES = [
@@ -57,7 +58,7 @@ def test_no_element_is_in_two_bins_and_none_but_zeros_in_none():
     assert sum(row[exponent_column(e)] for e in EXPONENTS) == row["nonzero_elements"]
 
 
-@pytest.mark.parametrize(
+@each(
     "gradient",
     [
         torch.empty(0),

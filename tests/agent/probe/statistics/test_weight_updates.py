@@ -9,6 +9,7 @@ from mp_agent.probe.recording import weight_updates
 from mp_agent.probe.recording.weight_updates import LayerTensors, UpdateRule, update_row
 from mp_agent.records.columns import OPTIMIZER
 from tests.agent.update_reference import update_reference
+from tests.subtests import each
 
 _FORMATS = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -58,8 +59,8 @@ def random_layer(dtype: torch.dtype, shape: tuple[int, ...]) -> LayerTensors:
     )
 
 
-@pytest.mark.parametrize("dtype", _FORMATS)
-@pytest.mark.parametrize("shape", [(1,), (5, 7), (0,), (3, 1, 2)])
+@each("dtype", _FORMATS)
+@each("shape", [(1,), (5, 7), (0,), (3, 1, 2)])
 def test_every_column_equals_the_reference(dtype, shape):
     rule = UpdateRule(learning_rate=1e-3, correction=0.25, epsilon=1e-5)
     expect(random_layer(dtype, shape), rule)
@@ -118,7 +119,7 @@ def test_no_update_of_wide_weights_counts_as_rounded():
     assert row["rounded_elements"] != row["rounded_elements"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtype", "epsilon", "lost"),
     [
         (torch.float16, 1e-8, 8.0),

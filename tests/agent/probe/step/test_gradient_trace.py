@@ -11,6 +11,7 @@ from mp_agent.probe.optimizers.live_objects import LiveObjects
 from mp_agent.probe.optimizers.plan import MeasurementPlan, make_plan
 from mp_agent.probe.step.thread_progress import GradientTrace
 from tests.agent.probe.small_model import make_model
+from tests.subtests import each
 
 
 def planned(model: nn.Module) -> MeasurementPlan:
@@ -39,8 +40,8 @@ def changes(
     return None if found is None else (float(found[0]), float(found[1]))
 
 
-@pytest.mark.parametrize("fill", [0.5, -3.0, 1e-40, 1e38, -0.1])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each("fill", [0.5, -3.0, 1e-40, 1e38, -0.1])
+@each("dtype", [torch.float32, torch.float64])
 def test_what_nothing_changes_has_the_factor_1_exactly(fill, dtype):
     assert changes(lambda gradient: gradient, fill, dtype=dtype) == (1.0, 0.0)
 

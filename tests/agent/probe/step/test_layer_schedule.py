@@ -7,6 +7,7 @@ import torch
 
 from mp_agent.catalog.thresholds import DEFAULTS, resolve
 from mp_agent.probe.step.layer_schedule import LayerSchedule
+from tests.subtests import each
 
 
 def totals(squares: float = 1.0, nan: float = 0.0, inf: float = 0.0) -> torch.Tensor:
@@ -118,7 +119,7 @@ def test_what_was_said_of_a_step_stays_so():
     assert schedule.due(325)
 
 
-@pytest.mark.parametrize(
+@each(
     ("scalars", "values", "dense"),
     [
         ({"skipped": 1.0}, None, True),

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from mp_agent.probe.step.loss_graph import is_scaled, mistakes_of
 from mp_agent.records.columns import LOSS_IN_16_BITS, LOSS_INPUT_MISMATCH, TARGETS_BROADCAST
+from tests.subtests import each
 
 _INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
 _MAPPER = nn.Conv2d(2, 1, 1)
@@ -261,12 +262,12 @@ def _found(loss: Callable[[], Tensor]) -> list[str]:
         return list(mistakes_of(loss()))
 
 
-@pytest.mark.parametrize("name", _MISMATCHES)
+@each("name", _MISMATCHES)
 def test_probabilities_in_place_of_logits_are_found(name):
     assert _found(_MISMATCHES[name]) == [LOSS_INPUT_MISMATCH]
 
 
-@pytest.mark.parametrize("name", _BROADCASTS)
+@each("name", _BROADCASTS)
 def test_targets_that_are_broadcast_against_outputs_are_found(name):
     assert _found(_BROADCASTS[name]) == [TARGETS_BROADCAST]
 
@@ -276,7 +277,7 @@ def test_a_loss_in_16_bits_is_found(name):
     assert _found(_IN_16_BITS[name]) == [LOSS_IN_16_BITS]
 
 
-@pytest.mark.parametrize("name", _RIGHT)
+@each("name", _RIGHT)
 def test_a_right_loss_is_left_alone(name):
     assert _found(_RIGHT[name]) == []
 
@@ -301,7 +302,7 @@ def test_a_model_is_not_searched_for_what_a_loss_does():
     assert _found(lambda: F.mse_loss(gated, _SHARES)) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("loss", "multiplied"),
     [
         (lambda: 128.0 * _outputs().mean(), True),

@@ -6,6 +6,7 @@ import pytest
 
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.probe.step.layer_schedule import WINDOW_STEPS, LayerSchedule, OverheadBudget
+from tests.subtests import each
 
 
 def windows(budget: OverheadBudget, count: int, *, host: float = 0.0, device: float = 0.0) -> None:
@@ -39,9 +40,7 @@ def test_layer_samples_are_stretched_first_then_steps_are_left_out():
     assert seen[-1] == (16, 64)
 
 
-@pytest.mark.parametrize(
-    ("each", "stride"), [(0.011, 2), (0.019, 2), (0.03, 4), (0.1, 16), (0.5, 64), (5.0, 64)]
-)
+@each(("each", "stride"), [(0.011, 2), (0.019, 2), (0.03, 4), (0.1, 16), (0.5, 64), (5.0, 64)])
 def test_what_each_step_costs_is_within_the_budget_after_three_windows(each, stride):
     """Rarer samples of layers would not help: none is waited for."""
     budget = OverheadBudget(0.01)

@@ -1,13 +1,13 @@
 """The initial loss scale, against FP16 itself."""
 
-import pytest
 import torch
 
 from mp_agent.plan.recommendation.choose import HEADROOM, LARGEST, initial_scale
 from mp_agent.plan.recommendation.steps import count_exponents
+from tests.subtests import each
 
 
-@pytest.mark.parametrize("largest", [3e-9, 1e-4, 0.11, 1.0, 700.0, 40_000.0])
+@each("largest", [3e-9, 1e-4, 0.11, 1.0, 700.0, 40_000.0])
 def test_the_largest_gradient_times_four_fits_and_twice_the_scale_would_not(largest):
     scale = initial_scale(count_exponents(torch.tensor([largest, largest / 1000])))
     assert torch.tensor(largest * HEADROOM * scale).half().isfinite()
