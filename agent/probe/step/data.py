@@ -72,7 +72,7 @@ class Loaders:
         self._sequence = sequence
         self._optimizer = optimizer
         self._several: weakref.WeakKeyDictionary[object, bool] = weakref.WeakKeyDictionary()
-        """By sampler, whether it makes more than one batch."""
+        """By iterator, whether there is more than one batch; samplers may be plain lists."""
         self.delivered = 0
         """Batches of such loaders."""
         self.from_workers = False
@@ -103,9 +103,9 @@ class Loaders:
     def loads(self, iterator: Any) -> None:
         """Count a batch of an iterator over a loader."""
         sampler = iterator._index_sampler
-        if sampler not in self._several:
-            self._several[sampler] = _has_several(sampler)
-        self.delivered += self._several[sampler]
+        if iterator not in self._several:
+            self._several[iterator] = _has_several(sampler)
+        self.delivered += self._several[iterator]
         several_workers = iterator._num_workers > 1
         self.from_workers = several_workers and isinstance(iterator._dataset, IterableDataset)
         if iterator._num_yielded == 0:

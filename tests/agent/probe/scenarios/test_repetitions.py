@@ -471,6 +471,12 @@ def in_parts(begins: Callable[[int], object]) -> None:
             training.step(each)
 
 
+def of_a_list() -> None:
+    """Nothing refers weakly to a list, nor to the counter in the place of fastai's sampler."""
+    order = [[first, first + 1] for first in range(0, 2 * STEPS, 2)]
+    epochs(sampler(), DataLoader(sampler(batches=STEPS).dataset, batch_sampler=order), passes=1)
+
+
 def looked_through(epoch: int, data: TensorDataset) -> None:
     """Go through the data in one random order, without a step."""
     with torch.random.fork_rng():
@@ -566,6 +572,7 @@ HEALTHY: dict[str, Loop] = {
     "random orders, of one sample": one_sample,
     "random orders, in parts of batches": partial(in_parts, lambda epoch: None),
     "random orders, and one to look through": also_looked_through,
+    "batches of a list": of_a_list,
 }
 LOOPS: dict[str, tuple[Loop, str | None]] = {
     **{f"seeds {name}": (loop, SEED_REPEATED) for name, loop in SEEDS.items()},
