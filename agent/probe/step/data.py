@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from mp_agent.probe import accelerator
@@ -220,9 +220,10 @@ def _digest(generator: torch.Generator) -> int:
 def _has_several(sampler: Any) -> bool:
     try:
         return len(sampler) > 1
-    except Exception as error:  # that of a stream has no length
+    except Exception as error:
         pass_on(error)
-        return True
+        # That of a stream has no length. Of fastai's counter nothing follows: it may be one batch.
+        return isinstance(sampler, Sampler)
 
 
 def _follows_epoch(sampler: DistributedSampler[Any]) -> bool:

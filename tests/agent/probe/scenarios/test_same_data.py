@@ -119,6 +119,19 @@ def full_batch(loader: bool) -> Iterator[Batch]:
     return itertools.repeat((data.tensors[0], data.tensors[1]))
 
 
+class Counting(DataLoader[Batch]):
+    """A loader whose batches a counter numbers, as fastai's, to which nothing refers weakly."""
+
+    _index_sampler = property(lambda self: itertools.count())
+
+
+class AllAtOnce(IterableDataset[Batch]):
+    """One batch of all samples."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        return itertools.islice(full_batch(loader=False), 1)
+
+
 def epochs_over_buffers(epochs: int) -> Iterator[Batch]:
     """Train on all of a buffer several times, then on the next one, as PPO does."""
     for number in itertools.count():
@@ -159,6 +172,9 @@ HEALTHY = {
     "drawn": drawn,
     "all at once": lambda: full_batch(loader=False),
     "all at once from a loader": lambda: full_batch(loader=True),
+    "all at once from a loader that counts": lambda: forever(
+        Counting(AllAtOnce(), batch_size=None)
+    ),
     "epochs over buffers": lambda: epochs_over_buffers(10),
     "each batch twice": each_twice,
     "a last batch of one": lambda: forever(DataLoader(samples(33), batch_size=8)),
