@@ -349,9 +349,9 @@ def train_wrongly(name: str, watch: Callable[[], Any]) -> None:
     variant = MISTAKES[name]
     trainer = Trainer(variant, DTYPES[variant.dtype])
     with watch():
-        if variant.distributed:
+        if (mistake := IN_THE_LOOP.get(name)) is not None:
             trainer.wrap()
-            trainer.config.finalize_model_grads_func = lambda chunks: None
+            mistake(trainer)
         else:
             package, made = core("optimizer"), core("optimizer").get_megatron_optimizer
             package.get_megatron_optimizer = functools.partial(without_a_layer, made)
@@ -359,6 +359,39 @@ def train_wrongly(name: str, watch: Callable[[], Any]) -> None:
             package.get_megatron_optimizer = made
         for step in range(1, variant.steps + 1):
             trainer.step(step)
+
+
+def reduce_nothing(trainer: Any) -> None:
+    trainer.config.finalize_model_grads_func = lambda chunks: None
+
+
+def step_twice(trainer: Any) -> None:
+    once = trainer._stepped
+    trainer._stepped = lambda: (once(), once())[1]
+
+
+def never_clear(trainer: Any) -> None:
+    trainer.chunks[0].zero_grad_buffer = lambda: None
+
+
+def clear_before_each_loss(trainer: Any) -> None:
+    losses = trainer.losses
+
+    def after_clearing(chunk: Any, *batch: int) -> Any:
+        chunk.zero_grad_buffer()
+        return losses(chunk, *batch)
+
+    trainer.losses = after_clearing
+
+
+IN_THE_LOOP: dict[str, Callable[[Any], None]] = {
+    "nothing reduces slices": reduce_nothing,
+    "steps twice": step_twice,
+    "steps slices twice": step_twice,
+    "never clears": never_clear,
+    "never clears slices": never_clear,
+    "clears between micro-batches": clear_before_each_loss,
+}
 
 
 def without_a_layer(made: Callable[..., Any], options: Any, chunks: list[Any]) -> Any:

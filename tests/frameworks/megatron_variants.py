@@ -137,9 +137,16 @@ def _of_four() -> list[Variant]:
 
 MISTAKE_STEPS = 12
 """Until the second look at parameters that no optimizer holds."""
+LONG_MISTAKE_STEPS = 20
+"""Until numbers of gradients that seem to add up are read."""
 MISTAKES = {
     "a layer is left out": Variant(steps=MISTAKE_STEPS),
     "nothing reduces slices": Variant(dtype="bf16", distributed=True, steps=MISTAKE_STEPS),
+    "steps twice": Variant(steps=MISTAKE_STEPS),
+    "steps slices twice": Variant(dtype="bf16", distributed=True, steps=MISTAKE_STEPS),
+    "never clears": Variant(steps=LONG_MISTAKE_STEPS),
+    "never clears slices": Variant(dtype="bf16", distributed=True, steps=LONG_MISTAKE_STEPS),
+    "clears between micro-batches": Variant(steps=MISTAKE_STEPS),
 }
 LEFT_OUT = "decoder.final_layernorm"
 

@@ -27,7 +27,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.isolation import TensorRef
-from mp_agent.probe.optimizers.plan import LayerSlot, MeasurementPlan, change_count, local_of
+from mp_agent.probe.optimizers.engine import EnginePlan
+from mp_agent.probe.optimizers.plan import MeasurementPlan, change_count, local_of
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.records.columns import (
     BACKWARDS_DISCARDED,
@@ -149,8 +150,6 @@ class LoopOrder:
                 scalars[BATCH_NORM_MOMENTUM] = 1.0
             if each.betas_swapped and each.has_swapped_betas():
                 scalars[BETAS_SWAPPED] = 1.0
-        if watched.managed:
-            return
         if self.discarded and watched.of_run and not skipped:
             self._note_discarded(watched, scalars)
         if self._passes:
@@ -187,7 +186,7 @@ class LoopOrder:
 
 def _follows(watched: WatchedOptimizer) -> bool:
     """Return whether this thread makes the gradients: others' are not to be read meanwhile."""
-    return watched.thread == get_ident() and not watched.managed
+    return watched.thread == get_ident()
 
 
 def any_of(flags: Iterable[Scalar | None]) -> Scalar | None:
@@ -219,6 +218,7 @@ def _remains(watched: WatchedOptimizer) -> Scalar | None:
     """Return whether any of a few numbers of the gradients is not 0: 1 or 0."""
     plan = watched.plan()
     parts = [] if plan is None else gradient_parts(plan)
+    parts = parts or _first_elements(watched.use.gradients())
     if not parts:
         return 0.0
     counts = torch.stack([part.count_nonzero() for part in parts])
@@ -229,8 +229,11 @@ def gradient_parts(plan: MeasurementPlan) -> list[torch.Tensor]:
     """Return the first elements of a few gradients as they are; of those there are."""
     slots = plan.slots
     places = sorted({len(slots) * part // _TENSORS for part in range(_TENSORS)} | {len(slots) - 1})
-    found = (slots[place].parameter.grad for place in places if slots)
-    local = [local_of(gradient.detach()) for gradient in found if gradient is not None]
+    return _first_elements([slots[place].parameter.grad for place in places if slots])
+
+
+def _first_elements(gradients: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
+    local = [local_of(gradient.detach()) for gradient in gradients if gradient is not None]
     return [
         (each if each.is_contiguous() else each[:1]).flatten()[:_ELEMENTS]  # copies no whole one
         for each in local
@@ -264,6 +267,10 @@ class GradientUse:
     def __init__(self) -> None:
         self.adds_up: Scalar | None = None
         self.repeats = False
+        self._name = "grad"
+        """Of what a parameter has its gradient in."""
+        self._found_as_left = False
+        """Of the engine's step under way: see `engine_begins`."""
         self.steps_adding_up = 0
         """Consecutive ones, by all that is known without reading numbers."""
         self.remains: Scalar | None = None
@@ -312,9 +319,21 @@ class GradientUse:
         self._addresses = self._addresses_now()
 
     def _addresses_now(self) -> list[int]:
-        found = [ref() for ref in self._parameters]
-        gradients = [each.grad for each in found if each is not None and each.grad is not None]
-        return [local_of(each).data_ptr() for each in gradients if each.layout is torch.strided]
+        found = self.gradients()
+        return [local_of(each).data_ptr() for each in found if each.layout is torch.strided]
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return those that are followed, as they are now; of those there are."""
+        name = self._name
+        return [g for ref in self._parameters if (g := getattr(ref(), name, None)) is not None]
+
+    def engine_begins(self) -> bool:
+        """Return whether an engine, which may clip within its step, finds what its last has left.
+
+        No backward has begun since, and nothing has changed them.
+        """
+        self._found_as_left = bool(self._used) and self._states() == self._seen
+        return self._found_as_left
 
     def clearing(self) -> None:
         """Expect `zero_grad` to clear them."""
@@ -372,22 +391,23 @@ class GradientUse:
         else:
             self.adds_up, self.steps_adding_up = 0.0, 0
         if (not self._seen or None in self._seen) and (found := plan()) is not None:
-            self._parameters = tuple(map(TensorRef, _inspected(found.slots)))
+            self._name = _IN_BUFFERS if isinstance(found, EnginePlan) else "grad"
+            self._parameters = tuple(map(TensorRef, _inspected(found)))
         before, self._seen = self._seen, self._states()
-        same = bool(self._used) and self._seen == before
+        same = self._found_as_left or (bool(self._used) and self._seen == before)
         again = same and all(ref() is not None for ref in self._used)
         self.repeats, self._again = again or self._again, again
         if not again:
-            held = [each for ref in self._parameters if (each := ref()) is not None]
-            used = [each.grad for each in held if self._added and each.grad is not None]
+            name, refs = self._name, self._parameters if self._added else ()  # saves a call
+            used = [g for ref in refs if (g := getattr(ref(), name, None)) is not None]
             self._used = list(map(TensorRef, used))
-        self._added = self._scaled = False
+        self._added = self._scaled = self._found_as_left = False
         self._kept = any(state is not None for state in self._seen)
 
     def _states(self) -> list[_State | None]:
         found: list[_State | None] = []
         for reference in self._parameters:
-            gradient = None if (parameter := reference()) is None else parameter.grad
+            gradient = getattr(reference(), self._name, None)
             if gradient is None:
                 found.append(None)
             elif type(gradient) is torch.Tensor:  # several times a step: saves a call
@@ -397,9 +417,17 @@ class GradientUse:
         return found
 
 
-def _inspected(slots: Sequence[LayerSlot]) -> list[torch.Tensor]:
+_IN_BUFFERS = "main_grad"
+"""Where a wrapper that adds gradients up in its own buffers keeps that of a parameter."""
+
+
+def _inspected(plan: MeasurementPlan) -> list[torch.Tensor]:
     """Return the first, a middle and the last of the parameters that have gradients."""
-    found = [slot.parameter for slot in slots if slot.parameter.grad is not None]
+    found = [slot.parameter for slot in plan.slots if slot.parameter.grad is not None]
+    if isinstance(plan, EnginePlan) and plan.announces_reduction and plan.root is not None:
+        root = plan.root()
+        own = () if root is None else nn.Module.parameters(root)
+        found = [each for each in own if isinstance(getattr(each, _IN_BUFFERS, None), torch.Tensor)]
     return [found[at] for at in sorted({0, len(found) // 2, len(found) - 1})] if found else []
 
 

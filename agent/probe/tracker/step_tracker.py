@@ -96,8 +96,9 @@ class EngineSteps:
             if engine.optimizer is None:
                 context.note_unsupported("an engine without parameters to train on this rank")
             return
-        attached_late = context.step.sequence == 1
-        if watched.of_run and isnan(context.step.backward_seconds) and not attached_late:
+        early = context.step.sequence <= 2  # attached late, or the first one's are used again
+        explained = watched.use.engine_begins() or early
+        if watched.of_run and isnan(context.step.backward_seconds) and not explained:
             context.note_unsupported("the loss of backwards that an engine runs by other means")
         if context.guarded and not isinstance(engine, OwningEngine):
             context.note_unguarded(UNGUARDED)
