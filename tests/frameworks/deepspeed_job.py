@@ -36,6 +36,7 @@ from tests.gloo import end_process_group
 
 ONE_BATCH_STAGES = (2, 3)
 LEFT_OUT_STAGES = (0, 1, 2, 3)
+BYPASSED_STAGES = (0, 2)
 LEFT_OUT_STEPS = 12
 """Until the second look at parameters that no optimizer holds."""
 
@@ -162,6 +163,17 @@ def train_without_the_head(directory: Path, stage: int) -> None:
         engine.destroy()
 
 
+def train_without_the_engine(directory: Path, stage: int) -> None:
+    """Step the engine's optimizer in place of the engine."""
+    with watched(directory, dist.get_rank(), dist.get_world_size()):
+        engine = make_engine(Variant(stage))
+        engine.set_gradient_accumulation_boundary(True)
+        for step in (1, 2):
+            engine.backward(engine(batch(step, dist.get_rank(), 0)))
+            engine.optimizer.step()
+        engine.destroy()
+
+
 def weights_of(engine: Any) -> dict[str, torch.Tensor]:
     """The weights that the model computes with, in double precision; gathered under ZeRO 3."""
     deepspeed = import_deepspeed()
@@ -210,6 +222,11 @@ def main(directory: Path, names: list[str]) -> None:
         place = directory / f"left out {stage}"
         place.mkdir(exist_ok=True)
         train_without_the_head(place, stage)
+    dist.barrier()
+    for stage in BYPASSED_STAGES:
+        place = directory / f"bypassed {stage}"
+        place.mkdir(exist_ok=True)
+        train_without_the_engine(place, stage)
     dist.barrier()
     for stage in ONE_BATCH_STAGES:
         place = directory / f"one batch {stage}"

@@ -1,12 +1,15 @@
 """DeepSpeed's numbers are those of one process in float64, and those that it gives itself."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mp_agent.probe.tracker.optimizer_steps import ENGINE_BYPASSED
 from mp_agent.records.columns import ACTIVATIONS, BATCH_INTERVAL_STEPS, UNHELD_PARAMETERS
+from mp_agent.ring.reader import RingReader
 from tests.agent.probe.rings import (
     merge_layer_tables,
     merge_rings,
@@ -169,6 +172,14 @@ def test_a_layer_that_the_optimizer_does_not_get_is_named(trained, stage):
     for ring in rings.values():
         assert ring.schema.fact("unheld_parameters") == "head.weight, head.bias"
         assert ring.state.probe_errors == 0
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_an_optimizer_that_is_stepped_in_place_of_the_engine_is_named(trained, stage):
+    for rank in range(WORLD):
+        with closing(RingReader.open(trained / f"bypassed {stage}" / f"rank{rank}.ring")) as ring:
+            assert ring.state.unsupported == (ENGINE_BYPASSED,)
+            assert ring.state.committed_sequence == ring.state.probe_errors == 0
 
 
 @pytest.mark.parametrize("name", MEASURED)

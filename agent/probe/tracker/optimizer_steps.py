@@ -22,6 +22,7 @@ from mp_agent.probe.tracker.measuring import GradientMeasuring, StepEnd
 from mp_agent.records.steps import Phase
 
 UNGUARDED = "the guard of an optimizer that is not torch's"
+ENGINE_BYPASSED = "steps of an engine's optimizer that the engine does not make"
 
 
 class OptimizerSteps:
@@ -66,7 +67,10 @@ class OptimizerSteps:
             thread.steps_within += 1
             thread.closure_awaited |= has_closure
             return
-        if (watched := context.registry.of(optimizer)) is None or watched.managed:
+        if (watched := context.registry.of(optimizer)) is None:
+            return
+        if watched.managed:
+            context.note_unsupported(ENGINE_BYPASSED)
             return
         another = not has_closure and not watched.is_of(optimizer)
         if (thread.enclosing and self._is_part_of_enclosing(optimizer, watched)) or (
