@@ -38,8 +38,10 @@ def running_own_code(command: str) -> Iterator[None]:
         yield
     except MpAgentError as error:
         refuse(command, error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = _own_frames(error)
+        if isinstance(error, RecursionError) and not (frames and frames[-1] in frames[:-1]):
+            refuse(command, CompareError("what the model takes or returns is nested too deeply"))
         if not frames:
             raise
         lines = [
@@ -51,7 +53,7 @@ def running_own_code(command: str) -> Iterator[None]:
         sys.exit(CRASHED)
 
 
-def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
+def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the frames of an exception that are in the user's code, the innermost last."""
     frames = traceback.extract_tb(error.__traceback__)
     return [frame for frame in frames if Path(frame.filename).is_file() and _is_own(frame.filename)]

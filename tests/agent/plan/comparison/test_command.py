@@ -33,6 +33,28 @@ class Broken(nn.Module):
     def forward(self, inputs):
         return inputs @ self.weight
 
+class Deep(nn.Module):
+    def forward(self, inputs):
+        nested = inputs
+        for _ in range(3000):
+            nested = [nested]
+        return nested
+
+class Holds(nn.Linear):
+    def __init__(self, called):
+        super().__init__(4, 2)
+        self.called = called
+
+    def forward(self, inputs):
+        self.called(inputs)
+        return super().forward(inputs)
+
+def exits_in_forward():
+    return Holds(exit), (torch.zeros(8, 4), torch.zeros(8, 2)), nn.MSELoss()
+
+def nested():
+    return Holds(Deep()), (torch.zeros(8, 4), torch.zeros(8, 2)), nn.MSELoss()
+
 def breaks_in_forward():
     return Broken(), (torch.randn(8, 4), torch.randint(0, 2, (8,))), nn.CrossEntropyLoss()
 """
@@ -81,6 +103,7 @@ def test_a_precision_that_is_required_decides_the_exit_code(script):
         ("/nothing.py:make", "/nothing.py: no such file"),
         ("no_such_module:make", "no_such_module: no such module"),
         ("{script}", "is no script.py:function"),
+        ("{script}:nested", "what the model takes or returns is nested too deeply"),
     ],
 )
 def test_what_cannot_be_compared_is_named(script, target, message):
@@ -94,6 +117,7 @@ def test_what_cannot_be_compared_is_named(script, target, message):
     [
         ("broken", 'raise OSError("no data")', "OSError: no data"),
         ("breaks_in_forward", "return inputs @ self.weight", "RuntimeError"),
+        ("exits_in_forward", "self.called(inputs)", "SystemExit"),
     ],
 )
 def test_code_of_the_user_that_raises_is_told_apart_and_shown_alone(
