@@ -286,6 +286,8 @@ LOSS_SPIKE = Condition(
         ),
         false_positives=(
             "An intended change of the data mixture, the sequence length or the objective.",
+            "Reinforcement learning: after a new rollout the loss is over other data, and may be "
+            "twice as high.",
             "A very smooth loss, whose ordinary changes are many deviations: raise the threshold. "
             "For noisy losses the bound adapts automatically.",
         ),
