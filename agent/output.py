@@ -73,7 +73,7 @@ def write_whole(
             with os.fdopen(fd, "wb") as file:
                 file.write(content)
             return
-        target = Path(os.path.realpath(path))  # of links in a circle it makes no error of its own
+        target = Path(os.path.realpath(path))  # resolve() raises where links form a circle
         with _partial(target) as partial:
             with os.fdopen(os.open(partial, _NEW, 0o666), "wb") as file:
                 file.write(content)

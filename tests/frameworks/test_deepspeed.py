@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from mp_agent.probe.tracker.optimizer_steps import ENGINE_BYPASSED
-from mp_agent.records.columns import ACTIVATIONS, BATCH_INTERVAL_STEPS, UNHELD_PARAMETERS
+from mp_agent.records.columns import (
+    ACTIVATIONS,
+    BACKWARDS_DISCARDED,
+    BATCH_INTERVAL_STEPS,
+    GRADIENTS_ADD_UP,
+    STEP_REPEATED,
+    UNHELD_PARAMETERS,
+)
 from mp_agent.ring.reader import RingReader
 from tests.agent.probe.rings import (
     merge_layer_tables,
@@ -128,6 +135,8 @@ class TestEveryStage:
         variant = VARIANTS[name]
         for ring in rings.values():
             assert ring.schema.fact("strategy") == f"deepspeed_zero{variant.stage}"
+            for mistake in (GRADIENTS_ADD_UP, BACKWARDS_DISCARDED, STEP_REPEATED):
+                assert not any(value > 0.0 for value in ring.column(mistake))
             assert ring.schema.fact("precision") == variant.dtype
             assert ring.schema.fact("scaler") == (
                 "DynamicLossScaler" if variant.dtype == "fp16" else ""

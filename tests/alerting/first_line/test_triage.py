@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions import CONDITIONS
 from mp_agent.alerting.conditions.nonfinite import LOSS_NONFINITE
 from mp_agent.alerting.first_line import ROLL_BACK, Triage, headline
@@ -79,19 +80,24 @@ def test_the_step_to_roll_back_to_is_that_of_the_first_update_with_nan() -> None
     assert _line(70, MpAgentNonFiniteUpdate=90, MpAgentGradientExplosion=80).endswith("step 80.")
 
 
+def _line_of(condition: Condition, level: Level, since_step: int, rank: str, **active: int) -> str:
+    assert level.triage is not None
+    return headline(
+        condition.summary,
+        level.triage,
+        since_step=since_step,
+        labels={"rank": rank},
+        causes=(),
+        active=active,
+    )
+
+
 @pytest.mark.parametrize("nan_step", [0, 584])
 def test_no_two_conditions_contradict_each_other_on_the_weights(nan_step) -> None:
     """Those that say "intact" without updates with NaN say "damaged" with them."""
+    active = {"MpAgentNonFiniteUpdate": nan_step} if nan_step else {}
     for condition, level in _CRITICAL:
-        assert level.triage is not None
-        line = headline(
-            condition.summary,
-            level.triage,
-            since_step=584,
-            labels={"rank": "3"},
-            causes=(),
-            active={"MpAgentNonFiniteUpdate": nan_step} if nan_step else {},
-        )
+        line = _line_of(condition, level, 584, "3", **active)
         weights = line.partition("Weights: ")[2]
         assert not (nan_step and ("intact" in weights or "not known" in weights)), line
         assert "step step" not in line
@@ -99,14 +105,7 @@ def test_no_two_conditions_contradict_each_other_on_the_weights(nan_step) -> Non
 
 @each(("condition", "level"), _CRITICAL)
 def test_no_first_line_is_too_long_for_a_pager(condition, level) -> None:
-    line = headline(
-        condition.summary,
-        level.triage,
-        since_step=1_234_567,
-        labels={"rank": "1023"},
-        causes=(),
-        active={},
-    )
+    line = _line_of(condition, level, 1_234_567, "1023")
     assert len(line) < 300
     assert re.fullmatch(r".*, since step 1234567\. Weights: .*\. Now: .*\.", line)
     assert "{" not in line
