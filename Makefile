@@ -11,9 +11,10 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 INSTALLED := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
-# Many tests wait for other processes: one worker more than there are cores, of the long ones two.
+# Tests wait for the processes that they start: two workers more than there are cores, and one more
+# where they start none.
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
-LONG_WORKERS ?= $(shell echo $$(($(WORKERS) + 1)))
+WAITING_WORKERS ?= $(shell echo $$(($(WORKERS) + 1)))
 REAL_PATHS := sed -E 's,^\.editable/mp_agent/(exporters|alerting)/,\1/,; s,^\.editable/mp_agent/,agent/,'
 
 # A build of torch for CUDA requires the release of triton that it was built with.
@@ -56,18 +57,17 @@ demo: $(INSTALLED) ## Train a small transformer, let it go wrong, watch the aler
 	@$(BIN)/python -m examples.demo
 
 LOADED = --dist loadfile --no-loadscope-reorder
-PARALLEL = --numprocesses $(WORKERS) $(LOADED)
 # Every worker imports all files that it is given, which takes half a minute of all of them.
 MARKED = $(shell grep -rlE --include='test_*.py' '$(1)' tests)
 ALONE = $(call MARKED,mark\.alone)
 
 # On two cores these take at most 15 minutes.
 test: $(INSTALLED) $(FRAMEWORKS) servers ## Run all tests but the long ones
-	$(BIN)/python -m pytest -m 'not long' $(PARALLEL) \
+	$(BIN)/python -m pytest -m 'not long' --numprocesses $(WAITING_WORKERS) $(LOADED) \
 		$(addprefix --ignore=,$(call MARKED,^pytestmark.*mark\.(long|alone)))
 
 test-long: $(INSTALLED) $(FRAMEWORKS) servers ## Run the long tests: hosts, launchers, simulated and published runs
-	$(BIN)/python -m pytest -m 'long and not alone' --numprocesses $(LONG_WORKERS) $(LOADED) \
+	$(BIN)/python -m pytest -m 'long and not alone' --numprocesses $(WAITING_WORKERS) $(LOADED) \
 		$(call MARKED,mark\.long)
 	$(BIN)/python -m pytest -m 'long and alone' $(ALONE)
 
@@ -75,7 +75,8 @@ test-long: $(INSTALLED) $(FRAMEWORKS) servers ## Run the long tests: hosts, laun
 test-fast: $(INSTALLED) servers ## Run the tests that start no processes and need no framework
 	$(BIN)/python -m pytest -W error::ResourceWarning \
 		-m 'not slow and not e2e and not alone and not gpu and not long' \
-		--ignore=tests/frameworks --ignore=tests/gpu --ignore=tests/hosts --ignore=tests/e2e $(PARALLEL)
+		--ignore=tests/frameworks --ignore=tests/gpu --ignore=tests/hosts --ignore=tests/e2e \
+		--numprocesses $(WORKERS) $(LOADED)
 
 test-chart: $(INSTALLED) servers ## Run the chart's tests, with helm, and kubeconform where it is on PATH
 	$(BIN)/python -m pytest tests/helm
