@@ -385,6 +385,41 @@ BATCH_NORM_MOMENTUM = loop_mistake(
 )
 
 
+ACCUMULATION_BYPASSED = loop_mistake(
+    "accumulation bypassed",
+    name="MpAgentAccumulationBypassed",
+    summary="An optimizer steps before the micro-batches that losses are divided by are added up.",
+    meaning="accelerate's backward divides each loss by gradient_accumulation_steps, and steps are "
+    "made after fewer micro-batches. The batch is smaller than was set, gradients are too small by "
+    "the same factor, and with several ranks those of all but the last micro-batch may not be "
+    "reduced.",
+    confirm="Count the calls of backward() between two calls of optimizer.step() that step, and "
+    "compare with accelerator.gradient_accumulation_steps.",
+    remedies=(
+        "Run the body of the loop within `with accelerator.accumulate(model):`.",
+        "Step the optimizer that accelerator.prepare returns, not the one that it was given: only "
+        "that one waits for the last micro-batch. The same holds for zero_grad and the scheduler.",
+        "Where no accumulation is meant, leave gradient_accumulation_steps at 1.",
+    ),
+    why="Within accumulate, the prepared optimizer waits for the last backward of a step; outside, "
+    "each backward is the last.",
+    description="On {value|count} consecutive steps, an optimizer of run {run} stepped after fewer "
+    "micro-batches than gradient_accumulation_steps, by which each loss is divided.",
+    quiet="the end of the data, where fewer micro-batches are left",
+    harm="The run trains with a smaller batch and smaller gradients than its settings say. Correct "
+    "it with the next restart; learning rates and schedules were chosen for the larger batch.",
+    reading="The number of consecutive steps after too few micro-batches.",
+    causes=(
+        "backward() and step() outside of accelerator.accumulate.",
+        "An optimizer that was not given to prepare, or the one within the prepared one.",
+    ),
+    false_positives=(
+        "A loop that steps more often than it says on purpose: raise loop_mistake_steps for it.",
+    ),
+    samples=("order_of_the_loop",),
+    panels=(panels.GRADIENT_NORM, panels.LOSS),
+)
+
 CONDITIONS = (
     GRADIENTS_ADD_UP,
     GRADIENTS_DISCARDED,
@@ -392,6 +427,7 @@ CONDITIONS = (
     CLIPPING_WITHOUT_GRADIENTS,
     STEP_REPEATED,
     GRADIENTS_LEFT_SCALED,
+    ACCUMULATION_BYPASSED,
     OPTIMIZER_NEVER_STEPS,
     LEFT_IN_EVALUATION,
     BATCH_NORM_MOMENTUM,

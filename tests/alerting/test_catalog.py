@@ -57,6 +57,7 @@ _SEVERITIES = {
     "MpAgentTargetsBroadcast": (_W,),
     "MpAgentLossIn16Bits": (_W,),
     "MpAgentBatchNormMomentum": (_W,),
+    "MpAgentAccumulationBypassed": (_W,),
     "MpAgentBetasSwapped": (_W,),
     "MpAgentEpochRepeated": (_W,),
     "MpAgentSeedRepeated": (_W,),

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from mp_agent.records.columns import BATCH_INTERVAL_STEPS
+from mp_agent.records.steps import UNUSED_GRADIENTS_AT_MOST
 from tests.agent.probe.watching import watched
 from tests.frameworks.deepspeed_variants import (
     CLIP,
@@ -37,6 +38,7 @@ from tests.gloo import end_process_group
 ONE_BATCH_STAGES = (2, 3)
 LEFT_OUT_STAGES = (0, 1, 2, 3)
 BYPASSED_STAGES = (0, 2)
+UNSTEPPED_STAGES = (0, 2, 3)
 LEFT_OUT_STEPS = 12
 """Until the second look at parameters that no optimizer holds."""
 
@@ -174,6 +176,15 @@ def train_without_the_engine(directory: Path, stage: int) -> None:
         engine.destroy()
 
 
+def train_without_steps(directory: Path, stage: int) -> None:
+    """Run the backwards of many steps, and never step."""
+    with watched(directory, dist.get_rank(), dist.get_world_size()):
+        engine = make_engine(Variant(stage))
+        for index in range(MICRO_BATCHES * UNUSED_GRADIENTS_AT_MOST):
+            engine.backward(engine(batch(index, dist.get_rank(), 0)))
+        engine.destroy()
+
+
 def weights_of(engine: Any) -> dict[str, torch.Tensor]:
     """The weights that the model computes with, in double precision; gathered under ZeRO 3."""
     deepspeed = import_deepspeed()
@@ -227,6 +238,11 @@ def main(directory: Path, names: list[str]) -> None:
         place = directory / f"bypassed {stage}"
         place.mkdir(exist_ok=True)
         train_without_the_engine(place, stage)
+    dist.barrier()
+    for stage in UNSTEPPED_STAGES:
+        place = directory / f"never stepped {stage}"
+        place.mkdir(exist_ok=True)
+        train_without_steps(place, stage)
     dist.barrier()
     for stage in ONE_BATCH_STAGES:
         place = directory / f"one batch {stage}"

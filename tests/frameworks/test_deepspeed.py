@@ -16,6 +16,7 @@ from mp_agent.records.columns import (
     STEP_REPEATED,
     UNHELD_PARAMETERS,
 )
+from mp_agent.records.steps import NEVER_STEPPED
 from mp_agent.ring.reader import RingReader
 from tests.agent.probe.rings import (
     merge_layer_tables,
@@ -189,6 +190,16 @@ def test_an_optimizer_that_is_stepped_in_place_of_the_engine_is_named(trained, s
         with closing(RingReader.open(trained / f"bypassed {stage}" / f"rank{rank}.ring")) as ring:
             assert ring.state.unsupported == (ENGINE_BYPASSED,)
             assert ring.state.committed_sequence == ring.state.probe_errors == 0
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_an_engine_that_is_never_stepped_is_named(trained, stage):
+    for rank in range(WORLD):
+        place = trained / f"never stepped {stage}" / f"rank{rank}.ring"
+        with closing(RingReader.open(place)) as ring:
+            assert ring.state.unsupported == (NEVER_STEPPED,)
+            assert ring.state.never_steps
+            assert ring.state.probe_errors == 0
 
 
 @pytest.mark.parametrize("name", MEASURED)

@@ -324,6 +324,7 @@ def _step_values(rank: int, sequence: int, changes: Values) -> FloatArray:
         "loss_input_mismatch": nan,
         "targets_broadcast": nan,
         "batch_norm_momentum": nan,
+        "accumulation_bypassed": nan,
         "betas_swapped": nan,
         "loss_in_16_bits": nan,
         "nothing_loaded": nan,

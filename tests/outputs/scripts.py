@@ -80,6 +80,7 @@ def _trouble(rank: int, sequence: int) -> Values:
             "loss_input_mismatch": 1.0,
             "targets_broadcast": 1.0,
             "batch_norm_momentum": 1.0,
+            "accumulation_bypassed": 1.0,
             "betas_swapped": 1.0,
             "loss_in_16_bits": 1.0,
             "step_scaled": 1.0,

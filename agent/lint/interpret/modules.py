@@ -27,7 +27,7 @@ RELEVANT = re.compile(
     r"|(?:criterion|loss_fn|loss_func|loss_function)\(.*(?:oftmax|igmoid)"
     r"|(?:oftmax|igmoid)\([^\n]*\n(?:[^\n]*\n){0,3}?[^\n]*(?:criterion|loss\w*)\("
     r"|optim\.\w+\(|_with_logits|BCEWithLogitsLoss|nll_loss|NLLLoss|torch\.save\(|bf16"
-    r"|\bbetas\b|Adam(?:W|ax)?\(|\bmomentum\s*=|BatchNorm\w*\([^\n]*\.9"
+    r"|Accelerator\(|\bbetas\b|Adam(?:W|ax)?\(|\bmomentum\s*=|BatchNorm\w*\([^\n]*\.9"
 )
 """A function, or a file, without any of these cannot break a rule."""
 ACTIVATIONS = ("oftmax", "igmoid")

@@ -10,7 +10,7 @@ from mp_agent.lint.rules.autocast import (
 )
 from mp_agent.lint.rules.casts import CAST_INPUT, CAST_MODEL
 from mp_agent.lint.rules.cost import DETECT_ANOMALY, ODD_DIMENSION, SYNC_EACH_STEP
-from mp_agent.lint.rules.data import SHARED_GENERATOR
+from mp_agent.lint.rules.data import FIRST_BATCH, SHARED_GENERATOR
 from mp_agent.lint.rules.distributed import (
     BYPASSED_WRAPPER,
     NEVER_SYNCHRONIZED,
@@ -22,7 +22,11 @@ from mp_agent.lint.rules.gradients import (
     GRADIENTS_ADD_UP,
     STEP_BEFORE_BACKWARD,
 )
-from mp_agent.lint.rules.loop import FIRST_BATCH, LEFT_IN_EVALUATION, SCHEDULE_FIRST
+from mp_agent.lint.rules.loop import (
+    ACCUMULATION_BYPASSED,
+    LEFT_IN_EVALUATION,
+    SCHEDULE_FIRST,
+)
 from mp_agent.lint.rules.numerics import (
     ACTIVATION_BEFORE_LOSS,
     ADAM_EPSILON,
@@ -85,6 +89,7 @@ RULES: tuple[Rule, ...] = (
     SWAPPED_BETAS,
     BATCH_NORM_MOMENTUM,
     REMADE_OPTIMIZER,
+    ACCUMULATION_BYPASSED,
 )
 """All rules, in the order of their codes."""
 

@@ -1,4 +1,4 @@
-"""Rules on how samples are drawn."""
+"""Rules on how samples and batches are drawn."""
 
 import ast
 import re
@@ -6,8 +6,16 @@ from collections.abc import Iterator
 
 from mp_agent.lint.finding import FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.modules import ClassInfo
-from mp_agent.lint.interpret.values import Trace, ValueKind
-from mp_agent.lint.rules.events import keyword
+from mp_agent.lint.interpret.values import Trace, Value, ValueKind
+from mp_agent.lint.rules.events import (
+    backwards,
+    is_fixed,
+    is_made_in,
+    keyword,
+    loop_of,
+    repeats,
+    text_of,
+)
 
 _GENERATOR = re.compile(
     r"^(np|numpy)\.random\.(default_rng|RandomState|Generator)$|^(random\.)?Random$"
@@ -138,4 +146,94 @@ def train(model, samples, optimizer):
     alert="",
     no_alert="Augmentations that repeat look like augmentations; the probe sees no samples.",
     find=_find_shared_generator,
+)
+
+
+def _find_first_batch(trace: Trace) -> Iterator[Problem]:
+    passes = [one for one in backwards(trace) if one.loops]
+    for operation in trace.of("next"):
+        loader = operation.argument(0)
+        if loader is None or not operation.loops or not _takes_first(operation.place.node):
+            continue
+        loop = loop_of(trace, operation.loops[-1])
+        if loop is None or is_made_in(trace, loader, loop) or not _is_in_order(loader):
+            continue
+        if repeats(trace, operation, loop) and any(
+            operation.loops == one.loops and set(operation.path) <= set(one.path) for one in passes
+        ):
+            yield Problem(
+                operation.place,
+                f"`{text_of(operation)}` makes a new iterator at every pass of the loop: it "
+                "trains on the first batch alone",
+            )
+
+
+def _takes_first(node: ast.expr | ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and bool(node.args)
+        and isinstance(node.args[0], ast.Call)
+        and isinstance(node.args[0].func, ast.Name)
+        and node.args[0].func.id == "iter"
+    )
+
+
+def _is_in_order(loader: Value) -> bool:
+    """Return whether a loader certainly begins with the same samples whenever it is iterated."""
+    if loader.kind is not ValueKind.LOADER or loader.maybe or not loader.items:
+        return False
+    shuffle = keyword(loader, 2, "shuffle")
+    return (
+        is_fixed(loader.items[0])
+        and (shuffle is None or (isinstance(shuffle, ast.Constant) and shuffle.value is False))
+        and keyword(loader, 3, "sampler") is None
+        and keyword(loader, 4, "batch_sampler") is None
+    )
+
+
+FIRST_BATCH = Rule(
+    code="MP206",
+    name="first-batch",
+    severity=FindingSeverity.ERROR,
+    summary="`next(iter(loader))` in a training loop takes the first batch at every step.",
+    explanation="`iter(loader)` begins a new epoch. Without shuffling, every step trains on the "
+    "same samples, and the loss falls nicely. Reported where the trace shows a DataLoader that "
+    "does not shuffle, over a dataset whose samples are fixed. With shuffling, each call draws "
+    "another batch (and starts the workers again): that is slow, not wrong.",
+    bad="""\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def train(model, x, y, optimizer, steps):
+    loader = DataLoader(TensorDataset(x, y), batch_size=32)
+    for _ in range(steps):
+        inputs, targets = next(iter(loader))
+        loss = (model(inputs) - targets).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+    good="""\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def train(model, x, y, optimizer, steps):
+    loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
+    batches = iter(loader)
+    for _ in range(steps):
+        batch = next(batches, None)
+        if batch is None:
+            batches = iter(loader)
+            batch = next(batches)
+        inputs, targets = batch
+        loss = (model(inputs) - targets).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+    remedy="Make the iterator once, before the loop, or loop over the loader itself.",
+    alert="MpAgentSameBatch",
+    find=_find_first_batch,
 )

@@ -1,115 +1,23 @@
-"""Rules on what a training loop does besides its gradients: modes, schedules, batches."""
+"""Rules on what a training loop does besides its gradients: modes, schedules, accumulation."""
 
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from mp_agent.lint.finding import FindingSeverity, Problem, Rule
+from mp_agent.lint.interpret.modules import ModuleInfo
 from mp_agent.lint.interpret.values import Operation, Trace, Value, ValueKind
 from mp_agent.lint.rules.events import (
     backwards,
     common_loops,
-    is_fixed,
     is_made_in,
-    keyword,
     loop_of,
     method_of,
     repeats,
     stepped,
-    text_of,
     within,
 )
-
-
-def _find_first_batch(trace: Trace) -> Iterator[Problem]:
-    passes = [one for one in backwards(trace) if one.loops]
-    for operation in trace.of("next"):
-        loader = operation.argument(0)
-        if loader is None or not operation.loops or not _takes_first(operation.place.node):
-            continue
-        loop = loop_of(trace, operation.loops[-1])
-        if loop is None or is_made_in(trace, loader, loop) or not _is_in_order(loader):
-            continue
-        if repeats(trace, operation, loop) and any(
-            operation.loops == one.loops and set(operation.path) <= set(one.path) for one in passes
-        ):
-            yield Problem(
-                operation.place,
-                f"`{text_of(operation)}` makes a new iterator at every pass of the loop: it "
-                "trains on the first batch alone",
-            )
-
-
-def _takes_first(node: ast.expr | ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and bool(node.args)
-        and isinstance(node.args[0], ast.Call)
-        and isinstance(node.args[0].func, ast.Name)
-        and node.args[0].func.id == "iter"
-    )
-
-
-def _is_in_order(loader: Value) -> bool:
-    """Return whether a loader certainly begins with the same samples whenever it is iterated."""
-    if loader.kind is not ValueKind.LOADER or loader.maybe or not loader.items:
-        return False
-    shuffle = keyword(loader, 2, "shuffle")
-    return (
-        is_fixed(loader.items[0])
-        and (shuffle is None or (isinstance(shuffle, ast.Constant) and shuffle.value is False))
-        and keyword(loader, 3, "sampler") is None
-        and keyword(loader, 4, "batch_sampler") is None
-    )
-
-
-FIRST_BATCH = Rule(
-    code="MP206",
-    name="first-batch",
-    severity=FindingSeverity.ERROR,
-    summary="`next(iter(loader))` in a training loop takes the first batch at every step.",
-    explanation="`iter(loader)` begins a new epoch. Without shuffling, every step trains on the "
-    "same samples, and the loss falls nicely. Reported where the trace shows a DataLoader that "
-    "does not shuffle, over a dataset whose samples are fixed. With shuffling, each call draws "
-    "another batch (and starts the workers again): that is slow, not wrong.",
-    bad="""\
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-
-
-def train(model, x, y, optimizer, steps):
-    loader = DataLoader(TensorDataset(x, y), batch_size=32)
-    for _ in range(steps):
-        inputs, targets = next(iter(loader))
-        loss = (model(inputs) - targets).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-""",
-    good="""\
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-
-
-def train(model, x, y, optimizer, steps):
-    loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
-    batches = iter(loader)
-    for _ in range(steps):
-        batch = next(batches, None)
-        if batch is None:
-            batches = iter(loader)
-            batch = next(batches)
-        inputs, targets = batch
-        loss = (model(inputs) - targets).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-""",
-    remedy="Make the iterator once, before the loop, or loop over the loader itself.",
-    alert="MpAgentSameBatch",
-    find=_find_first_batch,
-)
-
 
 _TRAINS = re.compile(r"train|fit|epoch|mode|run|eval|valid|test")
 _MODE_MATTERS = re.compile(r"drop_?out|batch_?norm|instance_?norm|self\.training|drop_?path", re.I)
@@ -324,4 +232,92 @@ def train(model, loader, epochs):
     alert="",
     no_alert="A learning rate that is one epoch ahead of its schedule looks like a schedule.",
     find=_find_schedule_first,
+)
+
+
+def _find_accumulation_bypassed(trace: Trace) -> Iterator[Problem]:
+    for operation in trace.of("accelerate.Accelerator"):
+        given = operation.argument(-1, "gradient_accumulation_steps")
+        if given is None or (given.kind is ValueKind.CONSTANT and not _is_above_1(given.constant)):
+            continue
+        sources = {module.path: module for module in (operation.place.module, *trace.modules)}
+        names = {name for module in sources.values() for name in _attributes(module)}
+        if {"backward", "step"} <= names and not names & {*_ACCUMULATING, "%"}:
+            yield Problem(
+                operation.place,
+                "nothing accumulates: losses are divided by gradient_accumulation_steps, and each "
+                "micro-batch makes a step",
+            )
+
+
+def _is_above_1(constant: object) -> bool:
+    return isinstance(constant, int) and constant > 1
+
+
+@lru_cache(maxsize=1000)
+def _attributes(module: ModuleInfo) -> frozenset[str]:
+    """Return all names that a module reads as attributes, and `%` where one decides on steps."""
+    nodes = list(ast.walk(module.tree))
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    if any(isinstance(node, ast.Mod) for node in nodes) and any(map(_counts, nodes)):
+        names.add("%")
+    return frozenset(names)
+
+
+def _counts(node: ast.AST) -> bool:
+    """Return whether a remainder has to do with accumulation, or decides on a step."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Mod) and _COUNTED.search(ast.unparse(node)) is not None
+    if not isinstance(node, ast.If) or not any(
+        isinstance(one, ast.Mod) for one in ast.walk(node.test)
+    ):
+        return False
+    inner = [one for statement in node.body + node.orelse for one in ast.walk(statement)]
+    return any(
+        isinstance(one, ast.Continue) or (isinstance(one, ast.Attribute) and one.attr == "step")
+        for one in inner
+    )
+
+
+_COUNTED = re.compile(r"accum|micro", re.IGNORECASE)
+_ACCUMULATING = frozenset({"accumulate", "no_sync", "_set_sync_gradients", "_do_sync"})
+"""What says which backward is the last of a step. Without it `sync_gradients` is always True."""
+
+ACCUMULATION_BYPASSED = Rule(
+    code="MP218",
+    name="accumulation-bypassed",
+    severity=FindingSeverity.ERROR,
+    summary="accelerate is to accumulate, and the loop steps at each micro-batch.",
+    explanation="`Accelerator.backward` divides each loss by `gradient_accumulation_steps`, but "
+    "only within `accumulate` does the optimizer wait for the last micro-batch. Without it each "
+    "micro-batch makes a step, with gradients that are too small by that factor. Code that counts "
+    "micro-batches by a remainder, or calls `no_sync`, is not reported.",
+    bad="""\
+from accelerate import Accelerator
+
+
+def train(model, optimizer, loader):
+    accelerator = Accelerator(gradient_accumulation_steps=4)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for x, y in loader:
+        accelerator.backward((model(x) - y).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    good="""\
+from accelerate import Accelerator
+
+
+def train(model, optimizer, loader):
+    accelerator = Accelerator(gradient_accumulation_steps=4)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for x, y in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward((model(x) - y).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+""",
+    remedy="Run the body of the loop within `with accelerator.accumulate(model):`.",
+    alert="MpAgentAccumulationBypassed",
+    find=_find_accumulation_bypassed,
 )

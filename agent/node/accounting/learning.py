@@ -12,6 +12,7 @@ from mp_agent.node.accounting.loss_scale import UNTOUCHED
 from mp_agent.node.accounting.tracker import AccountContext, ModelTracker, Tracker
 from mp_agent.node.accounting.windows import median
 from mp_agent.records.columns import (
+    ACCUMULATION_BYPASSED,
     AUTOCAST_FP32_SHARE,
     BACKWARDS_DISCARDED,
     BATCH_NORM_MOMENTUM,
@@ -353,6 +354,7 @@ MISTAKES: Mapping[str, str] = {
     STEP_REPEATED: "step repeated",
     STEP_SCALED: "scaled gradients",
     OPTIMIZER_NEVER_STEPS: NEVER_STEPS,
+    ACCUMULATION_BYPASSED: "accumulation bypassed",
     LEFT_IN_EVALUATION: "evaluation mode",
     CLIPS_NOTHING: "clipping without gradients",
     SEED_REPEATED: "seed repeated",

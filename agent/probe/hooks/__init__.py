@@ -7,7 +7,7 @@ breaks as without them; clipping that it traces is not observed, a step that it 
 
 from mp_agent.probe.hooks import deepspeed, megatron
 from mp_agent.probe.hooks.events import Events
-from mp_agent.probe.hooks.libraries import install_fastai, install_keras
+from mp_agent.probe.hooks.libraries import install_accelerate, install_fastai, install_keras
 from mp_agent.probe.hooks.loss import install_loss, install_pipelining
 from mp_agent.probe.hooks.optimization import (
     install_clearing,
@@ -43,6 +43,7 @@ _INSTALL = (
     install_state_dict,
     deepspeed.install,
     megatron.install,
+    install_accelerate,
     install_fastai,
     install_keras,
     install_pipelining,

@@ -8,6 +8,7 @@ import functools
 import sys
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -16,6 +17,7 @@ from mp_agent.probe.hooks.events import Events
 from mp_agent.probe.hooks.patches import Patches, Wrapper
 from mp_agent.probe.isolation import Shield
 from mp_agent.probe.scalars import scalar_of
+from mp_agent.records.steps import UNUSED_GRADIENTS_AT_MOST
 
 _MODULE, _CLASS = "deepspeed.runtime.engine", "DeepSpeedEngine"
 
@@ -26,7 +28,7 @@ def install(patches: Patches, events: Events, shield: Shield) -> None:
         "__init__": functools.partial(_constructor, events, shield),
         "backward": functools.partial(_backward, events, shield),
         "scale": functools.partial(_scale, events, shield),
-        "_backward_prologue": functools.partial(_prologue, events, shield),
+        "_backward_prologue": functools.partial(_prologue, events, shield, WeakKeyDictionary()),
         "_take_model_step": functools.partial(_step, events, shield),
     }
 
@@ -83,10 +85,18 @@ def _scale(events: Events, shield: Shield, original: Callable[..., Any]) -> Call
     return scale
 
 
-def _prologue(events: Events, shield: Shield, original: Callable[..., Any]) -> Callable[..., Any]:
+def _prologue(
+    events: Events,
+    shield: Shield,
+    backwards: WeakKeyDictionary[Any, int],
+    original: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Wrap what precedes each backward. backwards: by engine, since it was made."""
+
     @functools.wraps(original)
     def _backward_prologue(self: Any, *args: Any, **kwargs: Any) -> Any:
         shield.run("DeepSpeed", _announce_division, events, self)
+        shield.run("DeepSpeed", _count_backward, events, self, backwards)
         return original(self, *args, **kwargs)
 
     return _backward_prologue
@@ -120,6 +130,13 @@ def _announce_loss(
 def _announce_scaled(events: Events, engine: Any, loss: Any, scaled: Any) -> None:
     if autocast_scaler(engine) is None and (value := scalar_of(loss)) is not None:
         events.engine_scaled(value / engine.gradient_accumulation_steps(), scaled)
+
+
+def _count_backward(events: Events, engine: Any, backwards: WeakKeyDictionary[Any, int]) -> None:
+    backwards[engine] = count = backwards.get(engine, 0) + 1
+    unused = count == UNUSED_GRADIENTS_AT_MOST * engine.gradient_accumulation_steps()
+    if unused and engine.global_steps == 0:
+        events.engine_never_steps()
 
 
 def _announce_division(events: Events, engine: Any) -> None:

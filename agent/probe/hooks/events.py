@@ -92,6 +92,9 @@ class Events(Protocol):
     def engine_made(self, engine: Engine) -> None:
         """Called when a framework's engine exists that steps its optimizer itself."""
 
+    def engine_never_steps(self) -> None:
+        """Called once there were many backwards of an engine that has not stepped."""
+
     def engine_backward_begins(self, loss: Scalar) -> None:
         """Called when an engine starts the backward of `loss`, its part of the step's."""
 
@@ -103,6 +106,9 @@ class Events(Protocol):
 
     def gradients_multiplied(self, factor: object) -> None:
         """Called when an engine multiplies all gradients of the step, hence its loss."""
+
+    def micro_batch_begins(self, per_step: int, *, last: bool) -> None:
+        """Called before a backward of which a framework steps after `per_step`; `last`: at once."""
 
     def reduction_begins(self, gradients: Sequence[torch.Tensor]) -> None:
         """Called when a rank's own `gradients`, as they are now, are about to be reduced."""

@@ -1,4 +1,4 @@
-"""Hooks on libraries with their own optimizers: fastai and Keras.
+"""Hooks on libraries with their own optimizers or accumulation: fastai, Keras and accelerate.
 
 Hooks on fastai, whose optimizers are its own, and which hands a GradScaler a callback to step.
 Its learners may hold an optimizer of torch as well (`OptimWrapper`), which torch's hooks see.
@@ -6,6 +6,9 @@ Its learners may hold an optimizer of torch as well (`OptimWrapper`), which torc
 Hooks on Keras' optimizers, which on the torch backend step with gradients that they are handed.
 They unscale, accumulate and clip themselves: what `_clip_gradients` receives is averaged over
 the micro-batches and unscaled, and not yet clipped.
+
+A hook on accelerate's backward, which divides each loss by the micro-batches of a step. Only within
+`accumulate`, and through the optimizer that `prepare` returns, does a step wait for all of them.
 """
 
 import functools
@@ -306,6 +309,34 @@ class _Hooks:
         step.loss_scale = step.gradient_scale = scale
         self._step_begins(optimizer, step, [gradient for _, gradient in pairs])
         self._events.engine_step_ended(step)
+
+
+def install_accelerate(patches: Patches, events: Events, shield: Shield) -> None:
+    """Wrap accelerate's backward, once the program has imported it."""
+
+    def wrap_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def backward(accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+            shield.run("accelerate", _announce_micro_batch, events, accelerator)
+            return original(accelerator, *args, **kwargs)
+
+        return backward
+
+    def wrap(owner: type) -> None:
+        patches.replace(owner, "backward", wrap_backward)
+
+    patches.once_imported("accelerate.accelerator", "Accelerator", wrap, shield)
+
+
+def _announce_micro_batch(events: Events, accelerator: Any) -> None:
+    state = accelerator.gradient_state
+    if state.num_steps > 1 and accelerator.distributed_type.value not in _OWN_ACCUMULATION:
+        last = state.sync_with_dataloader and state.end_of_dataloader
+        events.micro_batch_begins(state.num_steps, last=last)
+
+
+_OWN_ACCUMULATION = ("DEEPSPEED", "MEGATRON_LM")
+"""Values of accelerate's `DistributedType` whose engines count micro-batches themselves."""
 
 
 def _uses_torch() -> bool:

@@ -31,6 +31,7 @@ from mp_agent.probe.optimizers.engine import EnginePlan
 from mp_agent.probe.optimizers.plan import MeasurementPlan, change_count, local_of
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.records.columns import (
+    ACCUMULATION_BYPASSED,
     BACKWARDS_DISCARDED,
     BATCH_NORM_MOMENTUM,
     BETAS_SWAPPED,
@@ -80,6 +81,15 @@ class LoopOrder:
         self._changed_by_script = False
         self.scaler_bypassed = False
         """An optimizer has stepped with gradients that a scaler had not unscaled."""
+        self._micro_batches = 0
+        """Those that a framework has announced, which adds up their gradients itself."""
+        self._per_step = 0
+        """Of them; 0: the next step may have fewer."""
+
+    def micro_batch_begins(self, per_step: int, *, last: bool) -> None:
+        """Count a micro-batch of a framework that steps after `per_step`, or after the last."""
+        self._micro_batches += 1
+        self._per_step = 0 if last else per_step
 
     def backward_begins(self, known: Iterable[WatchedOptimizer], sequence: int) -> None:
         """Find which gradients were cleared since the last event."""
@@ -154,6 +164,11 @@ class LoopOrder:
             self._note_discarded(watched, scalars)
         if self._passes:
             self._passes = [each for each in self._passes if watched not in each.holders]
+        if self._micro_batches:
+            made = self._micro_batches - watched.use.micro_batches
+            watched.use.micro_batches = self._micro_batches
+            if 0 < made < self._per_step:
+                scalars[ACCUMULATION_BYPASSED] = 1.0
         if skipped:
             return
         watched.use.used(watched.plan)
@@ -296,6 +311,8 @@ class GradientUse:
         """Since the last backward, they were clipped, and something had changed them before."""
         self.factor: Scalar | None = None
         """By what gradients of a scaled loss were multiplied when that was last looked at."""
+        self.micro_batches = 0
+        """Those that a framework had announced by its last step."""
         self.steps_scaled: Scalar | None = None
         """Whether its last step used gradients that were still multiplied by a loss scale."""
 

@@ -247,6 +247,10 @@ class BackwardTracking:
             self._context.step.gradients_kept = True
             self._context.order.gradients_kept()
 
+    def micro_batch_begins(self, per_step: int, *, last: bool) -> None:
+        """Count the backwards that a framework adds up itself."""
+        self._context.order.micro_batch_begins(per_step, last=last)
+
     def _connect(self) -> None:
         """Open the ring; of an optimizer that is not known, at the latest after many backwards."""
         context = self._context

@@ -43,6 +43,8 @@ class OptimizerSteps:
         """An optimizer has stepped within the backward under way, which then is a step."""
         self._steps_in_backward = False
         """One has done so before: a step after that backward, without gradients, is none more."""
+        self.engine_bypassed = False
+        """The optimizer of an engine was stepped, not by the engine."""
         self.paused = False
         """Steps are none of training: torch makes them to fill in empty optimizer state."""
         self._stepped_sequence = 0
@@ -70,6 +72,7 @@ class OptimizerSteps:
         if (watched := context.registry.of(optimizer)) is None:
             return
         if watched.managed:
+            self.engine_bypassed = True
             context.note_unsupported(ENGINE_BYPASSED)
             return
         another = not has_closure and not watched.is_of(optimizer)

@@ -27,6 +27,7 @@ from mp_agent.probe.tracker.measuring import (
     Succession,
 )
 from mp_agent.probe.tracker.optimizer_steps import UNGUARDED, GraphSteps, OptimizerSteps
+from mp_agent.records.steps import NEVER_STEPPED
 
 
 class ActivityTracking:
@@ -187,6 +188,7 @@ class StepTracker:
         self.backward_ended = backward.ended
         self.gradients_cleared = backward.gradients_cleared
         self.gradients_kept = backward.gradients_kept
+        self.micro_batch_begins = backward.micro_batch_begins
         self.unscaled = loss_scaling.unscaled
         self.scaler_step_begins = loss_scaling.step_begins
         self.scaler_step_ended = loss_scaling.step_ended
@@ -253,6 +255,11 @@ class StepTracker:
     def engine_made(self, engine: Engine) -> None:
         """Leave an optimizer to the engine that steps it."""
         self._context.registry.managed_by(engine)
+
+    def engine_never_steps(self) -> None:
+        """Report gradients that nothing uses, unless the engine's optimizer is stepped by hand."""
+        if not self._optimizers.engine_bypassed:
+            self._context.note_unsupported(NEVER_STEPPED)
 
     def not_training(self, stepping: bool) -> None:
         """Count no optimizer's step while `stepping`: torch makes it, to fill in empty state."""

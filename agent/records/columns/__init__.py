@@ -39,6 +39,7 @@ from mp_agent.records.columns.instruments import (
     exponent_column,
 )
 from mp_agent.records.columns.step import (
+    ACCUMULATION_BYPASSED,
     ANOTHER_MODEL,
     AUTOCAST_FP32_SHARE,
     BACKWARDS_DISCARDED,
@@ -84,6 +85,7 @@ from mp_agent.records.columns.step import (
 )
 
 __all__ = [
+    "ACCUMULATION_BYPASSED",
     "ACTIVATIONS",
     "ANOTHER_MODEL",
     "ATTENTION",

@@ -20,6 +20,7 @@ ANOTHER_MODEL = "another_model"
 STEP_REPEATED = "step_repeated"
 STEP_SCALED = "step_scaled"
 OPTIMIZER_NEVER_STEPS = "optimizer_never_steps"
+ACCUMULATION_BYPASSED = "accumulation_bypassed"
 CLIPS_NOTHING = "clips_nothing"
 SEED_REPEATED = "seed_repeated"
 EPOCH_REPEATED = "epoch_repeated"
@@ -236,6 +237,12 @@ COMMON_STEP_COLUMNS = (
         Algebra.MAX,
         "1 if an optimizer has never stepped although its gradients were made and cleared within "
         "the last 16 steps, and its weights are what they were then; 0 or absent if not",
+    ),
+    Column(
+        ACCUMULATION_BYPASSED,
+        Algebra.MAX,
+        "1 if an optimizer stepped after fewer micro-batches than a framework divides their losses "
+        "by, where the data had not come to an end; absent if not",
     ),
     Column(
         CLIPS_NOTHING,

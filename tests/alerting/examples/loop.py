@@ -72,6 +72,12 @@ _MOMENTUM = _lasting(
     "Run demo has made 91 consecutive steps that updated running statistics with a momentum of "
     "0.9 or more.",
 )
+_BYPASSED = _lasting(
+    "an optimizer that accelerate has not prepared",
+    "accumulation bypassed",
+    "On 91 consecutive steps, an optimizer of run demo stepped after fewer micro-batches than "
+    "gradient_accumulation_steps, by which each loss is divided.",
+)
 _BETAS = _lasting(
     "betas in the other order",
     "betas swapped",
@@ -206,6 +212,14 @@ EXAMPLES = {
     "MpAgentBatchNormMomentum": Examples(
         firing=(_MOMENTUM,),
         quiet=(_brief("a few steps with such a momentum", "batch norm momentum"),),
+    ),
+    "MpAgentAccumulationBypassed": Examples(
+        firing=(_BYPASSED,),
+        quiet=(
+            _brief(
+                "the end of the data, where fewer micro-batches are left", "accumulation bypassed"
+            ),
+        ),
     ),
     "MpAgentBetasSwapped": Examples(
         firing=(_BETAS,),

@@ -8,6 +8,7 @@ from random import Random
 
 from mp_agent.lint.rules.scaling import CLIP_WITHOUT_UNSCALE
 from mp_agent.records.columns import (
+    ACCUMULATION_BYPASSED,
     AUTOCAST_FP32_SHARE,
     BACKWARDS_DISCARDED,
     BATCH_INTERVAL_STEPS,
@@ -944,6 +945,13 @@ FAULTS = (
         what="batch normalization has the momentum of TensorFlow",
         script=partial(_in_the_loop, column=BATCH_NORM_MOMENTUM),
         expected={"MpAgentBatchNormMomentum": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="accumulation-bypassed",
+        what="an optimizer steps at each micro-batch, not through accelerate",
+        script=partial(_in_the_loop, column=ACCUMULATION_BYPASSED),
+        expected={"MpAgentAccumulationBypassed": "warning"},
         minutes=35,
     ),
     Scenario(

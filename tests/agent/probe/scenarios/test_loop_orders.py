@@ -9,6 +9,7 @@ import torch
 
 from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.records.columns import (
+    ACCUMULATION_BYPASSED,
     AUTOCAST_FP32_SHARE,
     BACKWARDS_DISCARDED,
     BATCH_NORM_MOMENTUM,
@@ -39,6 +40,7 @@ from tests.agent.probe.scenarios.loop_orders import (
 )
 
 _STREAKS = (
+    ACCUMULATION_BYPASSED,
     GRADIENTS_ADD_UP,
     BACKWARDS_DISCARDED,
     LATE_CLIPPING,
