@@ -183,7 +183,6 @@ def _color(made: Any, panel: Panel) -> None:
 
 def _timeseries(panel: Panel) -> Any:
     made = _common(timeseries.Panel(), panel)
-    made.line_width(1).fill_opacity(0)
     made.show_points(VisibilityMode.AUTO if panel.sparse else VisibilityMode.NEVER)
     made.legend(_legend(shown=True, many=_has_many_series(panel)).calcs(["lastNotNull", "max"]))
     _color(made, panel)

@@ -341,12 +341,12 @@ LOOP_MISTAKE_STEPS = gauge(
     "mp_agent.loop.mistake.steps",
     "{step}",
     labels=("mistake",),
-    help="Consecutive steps, skipped ones aside, with a mistake of the loop: `gradients add up`, "
-    "`gradients discarded`, `clipping after the step`, `step repeated`, `scaled gradients`, "
-    "`accumulation bypassed`, `optimizer never steps`, `evaluation mode`, "
-    "`clipping without gradients`, `epoch repeated`, `seed repeated`, `batch norm momentum`, "
-    "`betas swapped`; at every 17th step `FP16 without a loss scale`, `loss input mismatch`, "
-    "`targets broadcast`, `loss in 16 bits`.",
+    help="Consecutive steps, not skipped by the scaler, on which the loop made a mistake, which has "
+    "an alert: `gradients add up`, `gradients discarded`, `clipping after the step`, `step "
+    "repeated`, `scaled gradients`, `accumulation bypassed`, `optimizer never steps` (64 if the "
+    "run makes no step), `evaluation mode`, `clipping without gradients`, `epoch repeated`, `seed "
+    "repeated`, `batch norm momentum`, `betas swapped`; by a look on every 17th step `FP16 without "
+    "a loss scale`, `loss input mismatch`, `targets broadcast`, `loss in 16 bits`.",
     read=lambda run: {(mistake,): float(steps) for mistake, steps in run.loop.steps.items()},
 )
 AUTOCAST_FP32_SAMPLES = gauge(
@@ -359,8 +359,8 @@ AUTOCAST_FP32_SAMPLES = gauge(
 AUTOCAST_FP32_SHARE = gauge(
     "mp_agent.autocast.fp32",
     "1",
-    help="Share of FP32 among the results of linear layers and convolutions on a step under "
-    "autocast to 16 bits; of every 17th whose loss has a graph.",
+    help="Share of FP32 among the results of linear layers and convolutions on a step on which "
+    "autocast to 16 bits was on: on every 17th, and where a graph of the loss shows them.",
     read=lambda run: run.loop.fp32_share,
 )
 
@@ -371,7 +371,7 @@ LEARNING_METRICS = (
         "mp_agent.loop.discarded_backwards",
         "{backward}",
         help="Backwards before the last step whose gradients were cleared before any step had "
-        "used them, where the loop is not known to do so on purpose.",
+        "used them, where the loop is not known to do so on purpose; absent without any.",
         read=lambda run: run.loop.discarded,
     ),
     AUTOCAST_FP32_SAMPLES,
