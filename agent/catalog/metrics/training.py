@@ -341,8 +341,8 @@ LOOP_MISTAKE_STEPS = gauge(
     "mp_agent.loop.mistake.steps",
     "{step}",
     labels=("mistake",),
-    help="Consecutive steps, not skipped by the scaler, on which the loop made a mistake, which has "
-    "an alert: `gradients add up`, `gradients discarded`, `clipping after the step`, `step "
+    help="Consecutive steps, not skipped by the scaler, on which the loop made a mistake, which "
+    "has an alert: `gradients add up`, `gradients discarded`, `clipping after the step`, `step "
     "repeated`, `scaled gradients`, `accumulation bypassed`, `optimizer never steps` (64 if the "
     "run makes no step), `evaluation mode`, `clipping without gradients`, `epoch repeated`, `seed "
     "repeated`, `batch norm momentum`, `betas swapped`; by a look on every 17th step `FP16 without "
