@@ -454,6 +454,8 @@ _INSPECTED_AT_MOST = 8
 class ModelMode:
     """Follows the mode of the last module with all of an optimizer's parameters that was given one.
 
+    Of a module that wraps another with all of its parameters, as a LightningModule does, what
+    counts is the inner one's mode: `from_pretrained` sets it, and Lightning leaves it as it is.
     Only `train()` and `eval()` of the whole count: a part that is put into evaluation mode, such as
     batch normalization whose statistics are to stay, is so on purpose. One that was never in
     training mode, as what `from_pretrained` returns, counts if it has dropout and all of it is
@@ -483,7 +485,8 @@ class ModelMode:
         held: `id` of each parameter that is trained. The model's modules are gone through when it
         is not the one that is followed.
         """
-        self._trained |= trained_before
+        given, model = model, _unwrapped(model)
+        self._trained |= trained_before and model is given
         if self._model is None or self._model() is not model:
             self._model = weakref.ref(model)
             behaving = filter(_depends_on_mode, nn.Module.modules(model))
@@ -510,6 +513,18 @@ class ModelMode:
             modes = [each.training for ref in self._behaving if (each := ref()) is not None]
             left = self._trained or self._drops
             self.was_left = left and bool(modes) and not any(modes)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the innermost module that has all of a model's parameters, and all that drops."""
+    behaving = list(filter(_depends_on_mode, nn.Module.modules(model)))
+    parts = {id(each) for each in (*nn.Module.parameters(model), *behaving)}
+    for child in nn.Module.children(model) if parts else ():
+        if parts <= {
+            id(each) for each in (*nn.Module.parameters(child), *nn.Module.modules(child))
+        }:
+            return _unwrapped(child)
+    return model
 
 
 def _depends_on_mode(module: nn.Module) -> bool:

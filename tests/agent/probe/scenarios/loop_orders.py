@@ -973,6 +973,40 @@ def never_in_training_mode() -> None:
     train_classifier(classifier().eval())
 
 
+def evaluate_within_a_module(model: nn.Module) -> None:
+    """Train and evaluate as Lightning does, which restores the mode of each module."""
+    outer = nn.Sequential(model)
+    optimizer = sgd(outer)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(outer, step).backward()
+        optimizer.step()
+        if step % 10 == 5:
+            modes = [(each, each.training) for each in outer.modules()]
+            outer.eval()
+            with torch.no_grad():
+                loss_of(outer, 10**6)
+            for each, mode in modes:
+                each.training = mode
+
+
+@wrong(LEFT_IN_EVALUATION)
+def evaluation_mode_within_a_module_in_training_mode() -> None:
+    evaluate_within_a_module(classifier().eval())
+
+
+@healthy
+def training_mode_within_a_module() -> None:
+    evaluate_within_a_module(classifier())
+
+
+@healthy
+def statistics_that_stay_within_a_module() -> None:
+    evaluate_within_a_module(
+        nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.Linear(64, 10)).eval()
+    )
+
+
 @healthy
 def statistics_that_stay_from_the_start() -> None:
     train_classifier(nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.Linear(64, 10)).eval())
