@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.isolation import TensorRef
-from mp_agent.probe.optimizers.loop_order import GradientUse, ModelMode, any_of
+from mp_agent.probe.optimizers.loop_order import GradientUse, any_of
+from mp_agent.probe.optimizers.model_mode import ModelMode
 from mp_agent.probe.optimizers.parameter_names import has_gradient, optimizer_parameters
 from mp_agent.probe.optimizers.plan import MeasurementPlan, change_count, few_elements
 from mp_agent.probe.scalars import Scalar, scalar_of, snapshot_of

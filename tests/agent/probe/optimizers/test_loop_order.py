@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from mp_agent.probe.optimizers.loop_order import GradientUse, ModelMode, any_of
+from mp_agent.probe.optimizers.loop_order import GradientUse, any_of
+from mp_agent.probe.optimizers.model_mode import ModelMode
 from tests.agent.probe.ranks import run_ranks
 from tests.gloo import process_group
 from tests.subtests import each

@@ -1,0 +1,111 @@
+"""The mode of the model that an optimizer steps: training or evaluation, and running statistics."""
+
+from __future__ import annotations
+
+import weakref
+from itertools import islice
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+_INSPECTED_AT_MOST = 8
+
+
+class ModelMode:
+    """Follows the mode of the last module with all of an optimizer's parameters that was given one.
+
+    Of a module that wraps another with all of its parameters, as a LightningModule does, what
+    counts is the inner one's mode: `from_pretrained` sets it, and Lightning leaves it as it is.
+    Only `train()` and `eval()` of the whole count: a part that is put into evaluation mode, such as
+    batch normalization whose statistics are to stay, is so on purpose. One that was never in
+    training mode, as what `from_pretrained` returns, counts if it has dropout and all of it is
+    trained.
+    """
+
+    def __init__(self) -> None:
+        self.was_left = False
+        """The last step was made in evaluation mode, and is not meant to be."""
+        self.is_known = False
+        """There is a model whose mode matters."""
+        self.forgets = False
+        """Running statistics that the last step has updated are those of the last batch."""
+        self._model: weakref.ref[nn.Module] | None = None
+        self._trained = False
+        """There was a step in training mode."""
+        self._behaving: tuple[weakref.ref[nn.Module], ...] = ()
+        """Some of the modules that compute otherwise in evaluation mode."""
+        self._forgetting: tuple[weakref.ref[nn.Module], ...] = ()
+        """Some of the modules whose running statistics are those of the last batch."""
+        self._drops = False
+        """Some of the model is dropped in training mode, and all of it is trained."""
+
+    def given(self, model: nn.Module, *, trained_before: bool, held: frozenset[int]) -> None:
+        """Follow `model`, which has a mode; trained_before: it has been stepped in training.
+
+        held: `id` of each parameter that is trained. The model's modules are gone through when it
+        is not the one that is followed.
+        """
+        given, model = model, _unwrapped(model)
+        self._trained |= trained_before and model is given
+        if self._model is None or self._model() is not model:
+            self._model = weakref.ref(model)
+            behaving = filter(_depends_on_mode, nn.Module.modules(model))
+            self._behaving = tuple(map(weakref.ref, islice(behaving, _INSPECTED_AT_MOST)))
+            forgetting = filter(_forgets, nn.Module.modules(model))
+            self._forgetting = tuple(map(weakref.ref, islice(forgetting, _INSPECTED_AT_MOST)))
+            self.is_known = bool(self._behaving)
+            self.was_left &= self.is_known
+            whole = all(id(each) in held for each in nn.Module.parameters(model))
+            self._drops = whole and any(map(_drops, nn.Module.modules(model)))
+
+    def stepped(self) -> None:
+        """Note the mode in which the optimizer has stepped.
+
+        It is read of the modules: some frameworks set the attribute, and call nothing.
+        """
+        forgetting = (each for ref in self._forgetting if (each := ref()) is not None)
+        self.forgets = any(each.training and _forgets(each) for each in forgetting)
+        if self._model is None or (model := self._model()) is None:
+            self.was_left = False
+        elif model.training:
+            self._trained, self.was_left = True, False
+        else:
+            modes = [each.training for ref in self._behaving if (each := ref()) is not None]
+            left = self._trained or self._drops
+            self.was_left = left and bool(modes) and not any(modes)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the innermost module that has all of a model's parameters, and all that drops."""
+    behaving = list(filter(_depends_on_mode, nn.Module.modules(model)))
+    parts = {id(each) for each in (*nn.Module.parameters(model), *behaving)}
+    for child in nn.Module.children(model) if parts else ():
+        if parts <= {
+            id(each) for each in (*nn.Module.parameters(child), *nn.Module.modules(child))
+        }:
+            return _unwrapped(child)
+    return model
+
+
+def _depends_on_mode(module: nn.Module) -> bool:
+    """Return whether a module computes otherwise in evaluation mode."""
+    return _drops(module) or (isinstance(module, _NormBase) and module.track_running_stats)
+
+
+_MOMENTUM_OF_LAST_BATCH = 0.9
+"""From which on running statistics are those of the last batch. TensorFlow's weight of the past is
+0.99; torch's is that of the batch, and 0.1 as a rule."""
+
+
+def _forgets(module: nn.Module) -> bool:
+    if not isinstance(module, _NormBase) or not module.track_running_stats:
+        return False
+    momentum = module.momentum
+    return isinstance(momentum, float) and _MOMENTUM_OF_LAST_BATCH <= momentum <= 1.0
+
+
+def _drops(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd):
+        return module.p > 0.0
+    return isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0.0
