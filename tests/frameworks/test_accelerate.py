@@ -78,6 +78,9 @@ WRONG: dict[str, Callable[[], None]] = {
     "an optimizer that is not prepared": lambda: train(prepares=False),
     "the optimizer within the prepared one": lambda: train(wrapped=False),
     "two networks, outside of accumulate": lambda: train(accumulates=False, networks=2),
+    "outside of accumulate, short passes over the data": lambda: train(
+        accumulates=False, batches=PARTS + 1
+    ),
 }
 HEALTHY: dict[str, Callable[[], None]] = {
     "accumulate": train,

@@ -80,7 +80,7 @@ class LoopOrder:
         self._micro_batches = 0
         """Those that a framework has announced, which adds up their gradients itself."""
         self._per_step = 0
-        """Of them; 0: the next step may have fewer."""
+        """Of them; 0: the next step may have fewer, and is as the one before."""
 
     def micro_batch_begins(self, per_step: int, *, last: bool) -> None:
         """Count a micro-batch of a framework that steps after `per_step`, or after the last."""
@@ -163,7 +163,9 @@ class LoopOrder:
         if self._micro_batches:
             made = self._micro_batches - watched.use.micro_batches
             watched.use.micro_batches = self._micro_batches
-            if 0 < made < self._per_step:
+            if self._per_step:
+                watched.use.bypasses = 0 < made < self._per_step
+            if watched.use.bypasses and made:
                 scalars[ACCUMULATION_BYPASSED] = 1.0
         if skipped:
             return
@@ -309,6 +311,8 @@ class GradientUse:
         """By what gradients of a scaled loss were multiplied when that was last looked at."""
         self.micro_batches = 0
         """Those that a framework had announced by its last step."""
+        self.bypasses = False
+        """Whether that had fewer of them than the framework divides losses by."""
         self.steps_scaled: Scalar | None = None
         """Whether its last step used gradients that were still multiplied by a loss scale."""
 
