@@ -242,7 +242,7 @@ def _find_accumulation_bypassed(trace: Trace) -> Iterator[Problem]:
             continue
         sources = {module.path: module for module in (operation.place.module, *trace.modules)}
         names = {name for module in sources.values() for name in _attributes(module)}
-        if {"backward", "step"} <= names and not names & {*_ACCUMULATING, "%"}:
+        if {"backward", "step"} <= names and not names & _ACCUMULATING:
             yield Problem(
                 operation.place,
                 "nothing accumulates: losses are divided by gradient_accumulation_steps, and each "
@@ -280,7 +280,7 @@ def _counts(node: ast.AST) -> bool:
 
 
 _COUNTED = re.compile(r"accum|micro", re.IGNORECASE)
-_ACCUMULATING = frozenset({"accumulate", "no_sync", "_set_sync_gradients", "_do_sync"})
+_ACCUMULATING = frozenset({"accumulate", "no_sync", "_set_sync_gradients", "_do_sync", "%"})
 """What says which backward is the last of a step. Without it `sync_gradients` is always True."""
 
 ACCUMULATION_BYPASSED = Rule(
