@@ -1,7 +1,7 @@
 """Finds the rings of a run, distinguishes its attempts, and refuses those of another job."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
@@ -128,13 +128,14 @@ class Launches:
         self.newest_unix_ns = max(self.newest_unix_ns, made_unix_ns(rings))
 
 
-def by_launch(rings: Iterable[tuple[Path, RingReader]]) -> list[Rings]:
-    """Return the rings grouped by launch, the newest group last."""
+def by_launch(rings: Iterable[tuple[Path, RingReader]], known: Collection[Launch]) -> list[Rings]:
+    """Return the rings grouped by launch: known ones, then the others, each the newest last."""
     groups: dict[Launch, Rings] = {}
     for path, reader in rings:
         launch = (reader.identity.launch, reader.identity.attempt)
         groups.setdefault(launch, []).append((path, reader))
-    return sorted(groups.values(), key=made_unix_ns)
+    # Others wait or follow depending on whether the ranks of the known ones are alive.
+    return sorted(groups.values(), key=lambda own: (launch_of(own) not in known, made_unix_ns(own)))
 
 
 def launch_of(rings: Rings) -> Launch:
@@ -184,11 +185,12 @@ def _ancestors(pid: int) -> Iterator[int]:
 
 
 def _are_successors(rings: Rings, attempt: LocalAttempt) -> bool:
-    """Return whether these are the next attempt although they appear to be older.
+    """Return whether these are the next attempt although they are older, or appear to be.
 
-    This happens when the host's clock was set back in between.
+    The host's clock was set back in between, or they are of a job that has waited meanwhile.
     """
-    return attempt.seen and not attempt.alive and any_alive(rings)
+    running = attempt.alive and attempt.end is EndReason.RUNNING
+    return not running and any_alive(rings)
 
 
 def committed(reader: RingReader) -> int:

@@ -63,7 +63,7 @@ def admit(
         state.name_conflicts.add(rings, counted=lost)
         return
     if status is LaunchStatus.OVER:
-        _discard(rings, state)
+        _discard(rings, state, lost)
         return
     if status is LaunchStatus.NEXT:
         finish_attempt()
@@ -101,7 +101,7 @@ def _begin_attempt(rings: Rings, state: RunState) -> None:
             remove_ring(source.path)
 
 
-def _discard(rings: Rings, state: RunState) -> None:
+def _discard(rings: Rings, state: RunState, lost: Mapping[Path, int]) -> None:
     """Close the rings; delete them unless they are in use.
 
     Rings that an earlier agent has read completely only remained to be deleted. The records in
@@ -110,7 +110,7 @@ def _discard(rings: Rings, state: RunState) -> None:
     read = launch_of(rings) in state.launches.read
     for path, reader in rings:
         if not read:
-            state.count_lost(committed(reader))
+            state.count_lost(max(committed(reader) - lost[path], 0))
         if not reader.writer_alive():
             remove_ring(path)
         reader.close()
@@ -234,7 +234,7 @@ class Run:
     def poll(self, now_seconds: float) -> None:
         """Read what is new in the rings, merge it, account for it and judge it."""
         self._now_seconds = now_seconds
-        for rings in by_launch(self._finder.new_rings()):
+        for rings in by_launch(self._finder.new_rings(), self._state.launches.known):
             admit(rings, self._state, finish_attempt=self._finish_attempt)
         self._fold_local(self._state.member.collect(now_seconds))
         self._fold_merged(self._state.member.merge())

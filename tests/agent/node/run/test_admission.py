@@ -1,5 +1,7 @@
 """Which rings belong to a run's present attempt, which begin the next, and which are over."""
 
+import pytest
+
 from mp_agent.records.steps import EndReason
 from tests.agent.node.conftest import OpenRun, StartRank
 from tests.agent.node.shown import shown
@@ -71,14 +73,20 @@ def test_ranks_that_come_back_under_other_numbers_are_the_next_attempt(
     assert values["step"] == 2
 
 
+@pytest.mark.parametrize("by", ["the same agent", "its successor", "one without the old ring"])
 def test_the_next_attempt_is_taken_up_although_the_clock_was_set_back(
-    start_rank: StartRank, open_run: OpenRun
+    start_rank: StartRank, open_run: OpenRun, by: str
 ):
     old = start_rank(0, created_unix_ns=9_000)
     old.steps(3)
     run = open_run()
     run.poll(0.0)
     old.kill()
+    if by != "the same agent":
+        run.commit()
+        run = open_run()
+    if by == "one without the old ring":
+        old.path.unlink()
     start_rank(0, attempt=1, created_unix_ns=1_000).steps(2)
     run.poll(0.0)
 

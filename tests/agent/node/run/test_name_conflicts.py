@@ -106,6 +106,58 @@ def test_the_other_job_is_recorded_from_the_moment_the_first_one_is_over(
     assert REPORTED not in values
 
 
+@pytest.mark.parametrize("agents", [1, 2])
+def test_the_other_job_is_recorded_although_the_first_one_was_restarted_since(
+    start_rank: StartRank, open_run: OpenRun, agents: int
+):
+    first = start_rank(launch="a", created_unix_ns=1_000)
+    run = open_run()
+    run.poll(0.0)
+    second = start_rank(launch="b", created_unix_ns=2_000)
+    second.steps(4)
+    run.poll(1.0)
+    again = start_rank(launch="a", attempt=1, created_unix_ns=3_000)
+    run.poll(2.0)
+    first.kill()
+    if agents == 2:
+        run.commit()
+        run = open_run()
+    run.poll(3.0)
+    second.steps(5)
+    again.steps(3)
+    run.poll(4.0)
+    assert shown(run)["steps_total"] == 3
+    assert shown(run)[DROPPED] == 9
+    again.end(EndReason.COMPLETED)
+    run.poll(5.0)
+    second.steps(6, loss=3.0)
+    run.poll(6.0)
+
+    values = shown(run)
+    assert values["steps_total"] == 3 + 15
+    assert values[DROPPED] == 9
+    assert values["loss"] == 3.0
+
+
+def test_an_older_job_that_ends_together_with_the_first_one_is_counted_once(
+    start_rank: StartRank, open_run: OpenRun
+):
+    start_rank(launch="a", created_unix_ns=1_000)
+    run = open_run()
+    run.poll(0.0)
+    second = start_rank(launch="b", created_unix_ns=2_000)
+    second.steps(4)
+    run.poll(1.0)
+    again = start_rank(launch="a", attempt=1, created_unix_ns=3_000)
+    run.poll(2.0)
+    again.end(EndReason.COMPLETED)
+    second.steps(2)
+    second.kill()
+    run.poll(3.0)
+
+    assert shown(run)[DROPPED] == 6
+
+
 def test_another_job_that_ends_first_leaves_nothing_behind(
     start_rank: StartRank, open_run: OpenRun, run_dir: Path
 ):
