@@ -206,6 +206,8 @@ class ClusterMember:
         self._reduced.clear()
         yield from root.close_ready(self._now_seconds)
         self._end = root.end(self._now_seconds)
+        if final and self._end is EndReason.RUNNING:
+            self._end = EndReason.UNKNOWN  # a node's last rows have not come, and count as lost
         self._lost_before = self.lost
         if final or self._end is not EndReason.RUNNING:
             yield from root.close_all()

@@ -114,6 +114,25 @@ def test_rows_that_come_after_the_end_do_not_lower_the_count_of_lost_ones(nodes:
     assert again["records_dropped_total{0}"] >= ended["records_dropped_total{0}"]
 
 
+def test_rows_that_have_not_come_when_the_next_attempt_begins_are_counted(nodes: Nodes):
+    for node in (nodes.root, nodes.other):
+        node.steps(5, tokens=7.0)
+    nodes.push()
+    for node in (nodes.root, nodes.other):
+        node.steps(4, tokens=7.0)
+    nodes.poll(1.0)
+    for node in (nodes.root, nodes.other):
+        for rank in node.ranks:
+            rank.kill()
+        node.start_ranks(attempt=1, created_unix_ns=9_000 + node.number)
+    nodes.push(2.0)
+
+    values = shown(nodes.root.run)
+    assert values["steps_total"] == 9
+    assert values["tokens_total"] == (2 * 9 + 2 * 5) * 7
+    assert values["records_dropped_total{0}"] == 2 * 4
+
+
 def test_restarts_of_both_agents_count_nothing_twice_and_lose_nothing(nodes: Nodes):
     for node in (nodes.root, nodes.other):
         node.steps(3, loss_nonfinite=1.0)
