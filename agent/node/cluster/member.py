@@ -1,7 +1,7 @@
 """One node's part in an attempt over all nodes: it reports rows or, as the root, merges them."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from mp_agent.node.cluster.reports import ReportBuilder, ReportTimes, report_header
@@ -36,7 +36,7 @@ class ClusterMember:
         *,
         session: str,
         assumed: Mapping[str, list[list[int]]] | None = None,
-        retired_sessions: Collection[str] = (),
+        retired_sessions: Sequence[str] = (),
     ) -> None:
         """Start where the attempt starts to read; retired_sessions: those of earlier attempts."""
         self.attempt = attempt
@@ -45,7 +45,8 @@ class ClusterMember:
         self._settings = settings
         self._base = (attempt.steps.closed_sequence, attempt.tables.closed_sequence)
         self._assumed = dict(assumed or {})
-        self._retired_sessions = frozenset(retired_sessions)
+        self.retired_sessions = tuple(retired_sessions)
+        """Sessions of earlier attempts, the latest last."""
         self._reports = ReportBuilder(
             attempt.schema_index, position=self._base[0], layers_position=self._base[1]
         )
@@ -90,11 +91,6 @@ class ClusterMember:
     def sessions(self) -> frozenset[str]:
         """The sessions of all nodes in this attempt."""
         return self._root.nodes.sessions if self._root else frozenset()
-
-    @property
-    def retired_sessions(self) -> frozenset[str]:
-        """Sessions of earlier attempts."""
-        return self._retired_sessions
 
     @property
     def lost(self) -> int:
@@ -293,7 +289,7 @@ class ClusterMember:
             closed_sequence=self._base[0],
             closed_layers_sequence=self._base[1],
             assumed=self._assumed,
-            retired_sessions=self._retired_sessions,
+            retired_sessions=self.retired_sessions,
         )
 
     def _waits_seconds(self) -> tuple[float, float]:

@@ -57,7 +57,7 @@ class Ledger:
     session: str = ""
     """Identifies the attempt of this node to the root."""
     retired_sessions: tuple[str, ...] = ()
-    """Sessions of all nodes in the previous attempt."""
+    """Sessions of all nodes in earlier attempts, the latest last."""
     closed_sequence: int = 0
     closed_layers_sequence: int = 0
     """Steps and layer tables up to these are in the root's account; at the root, in this ledger."""

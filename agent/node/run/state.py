@@ -89,6 +89,8 @@ class UnwatchedRanks:
 
 
 _STEPS_KEPT = 4096
+_SESSIONS_KEPT = 1024
+"""Of earlier attempts, so that no report of theirs counts that was long on its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,11 +313,12 @@ class RunState:
         self.launches.begin_attempt(rings)
         self.step_ingest.begin_attempt()
         launcher, number = launch_of(rings)
+        kept = max(_SESSIONS_KEPT, len(before.sessions))
         self.member = ClusterMember(
             LocalAttempt(self._settings.merge_deadline_seconds),
             self._settings,
             session=f"{launcher}-{number}-{self.launches.newest_unix_ns}",
-            retired_sessions=before.sessions,
+            retired_sessions=(*before.retired_sessions, *sorted(before.sessions))[-kept:],
         )
         self.member.url = before.url
         self.member.follow_pace(self._pace_seconds)
@@ -356,7 +359,7 @@ class RunState:
             attempts=self.attempts,
             read_launches=self.launches.read,
             session=member.session,
-            retired_sessions=tuple(sorted(member.retired_sessions)),
+            retired_sessions=member.retired_sessions,
             closed_sequence=closed_sequence,
             closed_layers_sequence=closed_layers_sequence,
             counted_sequence=self.step_ingest.counted_sequence,

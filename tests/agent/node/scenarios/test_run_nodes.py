@@ -219,6 +219,33 @@ def test_the_next_attempt_of_all_nodes_is_another_run_of_steps(nodes: Nodes):
     assert values["run_active"] == 1
 
 
+def test_a_report_that_was_long_on_its_way_does_not_count_in_a_later_attempt(nodes: Nodes):
+    for node in (nodes.root, nodes.other):
+        node.steps(3, tokens=7.0)
+    nodes.poll(0.0)
+    stale = nodes.other.run.next_report()
+    assert stale is not None
+    nodes.other.run.acknowledge(nodes.root.run.receive(stale))
+    nodes.root.run.poll(0.0)
+    for attempt in (1, 2):
+        for node in (nodes.root, nodes.other):
+            for rank in node.ranks:
+                rank.kill()
+        nodes.push(10.0 * attempt)
+        for node in (nodes.root, nodes.other):
+            node.start_ranks(attempt=attempt, created_unix_ns=9_000 * attempt + node.number)
+    nodes.root.restart()
+    nodes.root.run.receive(stale)
+    for node in (nodes.root, nodes.other):
+        node.steps(2, tokens=7.0)
+    nodes.push(21.0)
+
+    values = shown(nodes.root.run)
+    assert values["steps_total"] == 5
+    assert values["tokens_total"] == 4 * 5 * 7
+    assert values["records_dropped_total{0}"] == 0
+
+
 def test_layers_that_every_rank_has_are_not_sent(nodes: Nodes):
     for node in (nodes.root, nodes.other):
         node.steps()
