@@ -116,7 +116,10 @@ class Pusher:
         root, refusals = self._root, 0
         while (body := await self._next_body()) is not None:
             reply = await self._client.send_rows(root.url, root.token, self._query(root), body)
-            receipt = _receipt(reply)
+            try:
+                receipt = decode_receipt(reply.body) if reply.ok else None
+            except ReportError as error:
+                receipt, reply = None, replace(reply, reason=f"its answer: {error}")
             if receipt is None:
                 await self._postpone(reply)
                 return
@@ -185,14 +188,6 @@ class Pusher:
 
     def _ended(self) -> bool:
         return self._run.end is not EndReason.RUNNING
-
-
-def _receipt(reply: Reply) -> Receipt | None:
-    try:
-        return decode_receipt(reply.body) if reply.ok else None
-    except ReportError as error:
-        log.warning("the root's answer cannot be read: %s", error)
-        return None
 
 
 def _left_of(deadline_seconds: float) -> float:

@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from mp_agent.node.endpoint import Endpoint
 from mp_agent.node.transport import root_link as link_module
-from mp_agent.node.transport.client import PushClient
+from mp_agent.node.transport.client import ROWS_PATH, PushClient
 from mp_agent.node.transport.pusher import Pusher
 from mp_agent.node.transport.root_address import RootAddress
 from mp_agent.node.transport.root_link import RootLink
@@ -102,6 +103,22 @@ def test_while_the_root_is_away_nothing_is_lost_and_its_return_is_noticed(root, 
     assert "no answer: Connection refused; it is retried" in caplog.text
     assert "answers" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_an_answer_that_cannot_be_read_is_a_line_in_the_log_once(node, caplog):
+    async def garbage(request: web.Request) -> web.Response:
+        return web.Response(text="<html>")
+
+    async def act(client: PushClient) -> None:
+        async with serving([web.post(ROWS_PATH, garbage)]) as endpoint:
+            node.note(url=endpoint.url)
+            node.waiting = [make_report(1)]
+            link = RootLink(node, SETTINGS, client, {})
+            await until(link, lambda: link.view.push_failures >= 3, "failures")
+
+    play(act)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "200: its answer: not a receipt: " in line
 
 
 def test_the_end_is_pushed_at_once_and_then_owed_no_more(root, node):
