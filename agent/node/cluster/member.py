@@ -186,7 +186,8 @@ class ClusterMember:
         yield from self._queue(self.attempt.poll(now_seconds))
         if final or self.attempt.end is not EndReason.RUNNING:
             yield from self._queue(self.attempt.close_all())
-        self._end = self.attempt.end
+        if self._root is None:
+            self._end = self.attempt.end
 
     def merge(self, *, final: bool = False) -> Iterator[MergedStep | MergedTable]:
         """At the root, yield the run's steps that are complete or overdue; each before its layers.

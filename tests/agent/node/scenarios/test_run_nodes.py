@@ -11,6 +11,7 @@ from mp_agent.errors import ReportError
 from mp_agent.node.conditions import tracker as conditions_tracker
 from mp_agent.node.registry import RunSupervisor
 from mp_agent.node.run.run import Run
+from mp_agent.records.conditions import StoredConditionEvent
 from mp_agent.records.schema import Share
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
@@ -112,6 +113,26 @@ def test_rows_that_come_after_the_end_do_not_lower_the_count_of_lost_ones(nodes:
     again = shown(nodes.root.run)
     assert again["run_active"] == 1, "the node was heard of again"
     assert again["records_dropped_total{0}"] >= ended["records_dropped_total{0}"]
+
+
+def test_rows_that_are_still_to_come_when_the_ranks_of_the_root_end_are_not_lost(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(conditions_tracker, "PROCESSOR_SHARE", 1.0)  # judge after every step
+    events: list[StoredConditionEvent] = []
+    nodes.root.run.conditions.listeners.append(events.append)
+    for node in (nodes.root, nodes.other):
+        node.steps(3)
+    nodes.push()
+    nodes.root.steps(12)
+    nodes.root.run.poll(5.0)
+    nodes.other.steps(2)
+    for rank in nodes.root.ranks:
+        rank.end(EndReason.COMPLETED)
+    nodes.push(6.0)
+
+    assert shown(nodes.root.run)["records_dropped_total{0}"] == 0
+    assert [event.condition.name for event in events] == []
 
 
 def test_rows_that_have_not_come_when_the_next_attempt_begins_are_counted(nodes: Nodes):
