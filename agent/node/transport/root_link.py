@@ -211,9 +211,11 @@ class RootLink:
 
     def accepts(self, token: str) -> bool:
         """Return whether a token authorises a request for this run."""
-        given = token.encode(errors="surrogatepass")
-        # All are compared, each in constant time, against timing attacks.
-        return any([hmac.compare_digest(given, own.encode()) for own in self._tokens()])
+        if self._is_known(token):
+            return True
+        # Another node may have got the attempt's token since the note was read.
+        self._follow_note()
+        return self._is_known(token)
 
     def count_request(self, size: int, *, refused: bool) -> None:
         """Count a request of another node."""
@@ -301,6 +303,11 @@ class RootLink:
 
     def _push_interval_seconds(self) -> float | None:
         return self._pace_seconds if self.run.is_root else self.pusher.interval_seconds
+
+    def _is_known(self, token: str) -> bool:
+        given = token.encode(errors="surrogatepass")
+        # All are compared, each in constant time, against timing attacks.
+        return any([hmac.compare_digest(given, own.encode()) for own in self._tokens()])
 
     def _tokens(self) -> list[str]:
         note = self._note_file.present

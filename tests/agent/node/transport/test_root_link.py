@@ -105,6 +105,20 @@ def test_while_the_root_is_away_nothing_is_lost_and_its_return_is_noticed(root, 
     assert "secret" not in caplog.text
 
 
+def test_a_token_is_known_to_the_root_before_another_node_can_have_it(root, node):
+    async def act(client: PushClient) -> None:
+        async with port_opener(root, client) as there:
+            for run in (root, node):
+                run.note(url=there.own_url(), created_unix_ns=88, token="next")
+            node.waiting = [make_report(1)]
+            link = RootLink(node, SETTINGS, client, {})
+            await until(link, lambda: node.receipts, "the receipt")
+        assert link.view.push_failures == 0
+        assert there.view.requests_refused == 0
+
+    play(act)
+
+
 def test_an_answer_that_cannot_be_read_is_a_line_in_the_log_once(node, caplog):
     async def garbage(request: web.Request) -> web.Response:
         return web.Response(text="<html>")
