@@ -96,7 +96,10 @@ class Launches:
             return LaunchStatus.PRESENT
         if self._conflict(rings, attempt):
             return LaunchStatus.NAME_CONFLICT
-        if made_unix_ns(rings) > self.newest_unix_ns or _are_successors(rings, attempt):
+        read = launch_of(rings) in self.read
+        if made_unix_ns(rings) > self.newest_unix_ns or (
+            not read and _are_successors(rings, attempt)
+        ):
             return LaunchStatus.NEXT
         return LaunchStatus.OVER
 

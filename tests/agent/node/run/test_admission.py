@@ -2,6 +2,7 @@
 
 import pytest
 
+from mp_agent.node.run import run as run_module
 from mp_agent.records.steps import EndReason
 from tests.agent.node.conftest import OpenRun, StartRank
 from tests.agent.node.shown import shown
@@ -92,6 +93,29 @@ def test_the_next_attempt_is_taken_up_although_the_clock_was_set_back(
 
     assert shown(run)["steps_total"] == 5
     assert shown(run)["rank_up{0}"] == 1
+
+
+def test_a_ring_that_was_read_completely_is_not_read_again_while_its_rank_hangs(
+    start_rank: StartRank, open_run: OpenRun, monkeypatch: pytest.MonkeyPatch
+):
+    hanging = start_rank(0, created_unix_ns=1_000)
+    hanging.steps(3)
+    run = open_run()
+    run.poll(0.0)
+    monkeypatch.setattr(run_module, "remove_ring", lambda path: None)
+    again = start_rank(0, attempt=1, created_unix_ns=9_000)
+    again.steps(2)
+    run.poll(0.0)
+    again.kill()
+    run.poll(0.0)
+    run.commit()
+    assert hanging.running
+
+    successor = open_run()
+    successor.poll(0.0)
+    successor.poll(0.0)
+    assert shown(successor)["steps_total"] == 5
+    assert shown(successor)["run_attempts_total"] == 2
 
 
 def test_what_the_old_rings_said_is_in_the_ledger_before_they_are_removed(
