@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from math import inf
 from types import FrameType
 from typing import TypeVar
 
@@ -129,6 +130,8 @@ T = TypeVar("T")
 _EARLY_STEPS = 128
 _EARLY_INTERVAL = 4
 _INTERVAL = 32
+_ALIKE = 2.0
+"""Ratio of the factors of two gradients from which on they are not that of one scale."""
 
 
 class GradientTrace:
@@ -171,9 +174,9 @@ class GradientTrace:
         """Return what has become of the present gradients since backward.
 
         The first number is that by which they were multiplied, as the ratio of norms: 1 exactly, if
-        nothing has changed them; NaN, if it is of 0 or of what is not finite. The second is 1 if
-        NaN or Inf were replaced by finite numbers, else 0. None where that is not known, or the
-        step is not looked at.
+        nothing has changed them; NaN, if it is of 0 or of what is not finite; 0, if they share
+        none, as where each was clipped by itself. The second is 1 if NaN or Inf were replaced by
+        finite numbers, else 0. None where that is not known, or the step is not looked at.
         """
         before, self._before = self._before, None
         if not self._looks_at(plan, sequence):
@@ -204,9 +207,15 @@ def _changes(
             return None
     if not before or not now:
         return None
-    norm_before, norm = _norm(before), _norm(now)
+    parts_before, parts = _norms(before), _norms(now)
+    norm_before, norm = (torch.linalg.vector_norm(each) for each in (parts_before, parts))
     replaced = torch.isfinite(norm) & ~torch.isfinite(norm_before)
-    factor, flag = scalar_of(norm / norm_before), scalar_of(replaced.to(norm.dtype))
+    ratio = norm / norm_before
+    if len(parts) == len(parts_before):  # not where one flat copy stands for all
+        ratios = parts / parts_before
+        least, most = ratios.nan_to_num(inf).amin(), ratios.nan_to_num(0.0, 0.0).amax()
+        ratio = torch.where(most > _ALIKE * least, 0.0, ratio)
+    factor, flag = scalar_of(ratio), scalar_of(replaced.to(norm.dtype))
     return None if factor is None or flag is None else (factor, flag)
 
 
@@ -220,10 +229,8 @@ def _gradients(parameters: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
     return [local_of(gradient.detach()) for gradient in found if gradient is not None]
 
 
-def _norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in tensors]
-    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return total
+def _norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64) for each in tensors])
 
 
 class ThreadProgress(threading.local):

@@ -54,6 +54,14 @@ def test_a_product_has_its_factor(factor):
     assert found[0] == pytest.approx(factor, rel=1e-6) and found[1] == 0.0
 
 
+def test_gradients_that_are_clipped_one_by_one_share_no_factor():
+    limits = iter([1.0, 1e-3, 0.1, 1e-4, 1.0, 1e-2, 1e-3, 1.0])  # as adaptive clipping has them
+
+    found = changes(lambda gradient: gradient * next(limits))
+
+    assert found == (0.0, 0.0), "no factor of a loss scale"
+
+
 @pytest.mark.parametrize("fill", [nan, inf, -inf])
 def test_what_is_not_finite_and_is_replaced_has_no_factor_but_is_seen(fill):
     found = changes(lambda gradient: torch.nan_to_num(gradient, 0.0, 0.0, 0.0), fill)
