@@ -462,9 +462,14 @@ def _keeps_state(optimizer: Optimizer) -> bool:
 
 
 def _steps_in_state(optimizer: Optimizer) -> Scalar | None:
-    """Return the most steps that the state of any parameter, or any group, has counted."""
+    """Return the most steps that the state of any parameter, or any group, has counted.
+
+    A group without any state may count from 1 on, and so has made no step at 1.
+    """
     counted = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
-    counted += [group.get("step") for group in optimizer.param_groups]
+    for number in (group.get("step") for group in optimizer.param_groups):
+        if optimizer.state or not (isinstance(number, int) and number == 1):
+            counted.append(number)
     found = [scalar for value in counted if (scalar := scalar_of(value)) is not None]
     on_device = [value for value in found if isinstance(value, torch.Tensor)]
     if not on_device:

@@ -56,6 +56,14 @@ class TestFromTheOptimizer:
         train(model, torch.optim.AdamW(model.parameters(), lr=1e-3), 2)
         assert steps_of(watched) == [1, 2, 3, 4, 5]
 
+    def test_a_new_optimizer_that_counts_from_1_on_has_made_no_step(self, watch):
+        """As Prodigy of pytorch_optimizer, in its groups."""
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer.param_groups[0]["step"] = 1
+        train(model, optimizer, 2)
+        assert steps_of(watched) == [1, 2]
+
     def test_what_the_trainer_says_is_believed_instead(self, watch):
         model = make_model()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
