@@ -61,6 +61,13 @@ class Reducers:
         wrappers = self._alive()
         return all(map(_has_reduced, wrappers)) if wrappers else None
 
+    def reduced_present(self) -> bool | None:
+        """Return the same of the gradients that are there: FSDP2 keeps others elsewhere."""
+        if not self.sharding:
+            return self.reduced()
+        others = (each for each in self._alive() if not isinstance(each, FSDPModule))
+        return all(map(_has_reduced, others))
+
     @property
     def shard(self) -> bool:
         """Whether a wrapper splits parameters, and reduces gradients of copies that it made."""

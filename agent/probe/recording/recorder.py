@@ -141,7 +141,7 @@ class StepRecorder:
         self._step_measurement.fill_in(step, usable, at_all_layers=delivery.wants_all_layers)
         measured = [plan for plan, _ in usable]
         for reducers in (plan.reducers for plan in measured if plan.reducers.any):
-            reduced = reducers.reduced()
+            reduced = reducers.reduced_present()
             if reduced or not isnan(step.backward_seconds):
                 step.note_reduction(reduced)  # what CUDA graphs reduce says nothing of it
         self._instruments.gradients_measured(step, measured)

@@ -91,7 +91,7 @@ class ReplicaEvidence(Instrument):
 
 def _reduce(plans: Sequence[MeasurementPlan]) -> bool:
     """Return whether wrappers reduced the gradients of these plans, as far as there are any."""
-    known = [found for plan in plans if (found := plan.reducers.reduced()) is not None]
+    known = [found for plan in plans if (found := plan.reducers.reduced_present()) is not None]
     return bool(known) and all(known)
 
 

@@ -76,6 +76,29 @@ def test_hybrid_shards_say_whether_replicas_share_their_gradients(group):
     assert reducers.reduced() is False
 
 
+@fails_on_2_6
+def test_shards_have_no_gradients_but_reduced_ones(group):
+    model = nn.Linear(2, 2)
+    sharded = fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    reducers = reducers_of(model)
+    backward(model)
+    sharded.set_requires_gradient_sync(False)
+    before = [parameter.grad for parameter in model.parameters()]
+    backward(model)
+    assert reducers.reduced() is False
+    assert all(
+        parameter.grad is own for parameter, own in zip(model.parameters(), before, strict=True)
+    )
+    assert reducers.reduced_present() is True
+
+
+def test_gradients_that_ddp_does_not_reduce_are_there(group):
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    with model.no_sync():
+        backward(model)
+    assert reducers_of(model).reduced_present() is False
+
+
 @pytest.mark.slow
 def test_wrappers_are_not_kept_alive(group):
     model = DistributedDataParallel(nn.Linear(2, 2))
