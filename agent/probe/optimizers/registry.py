@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -322,13 +322,12 @@ class OptimizerRegistry:
             self.roles.replace_first(watched)
 
     def _known_holders(self, parameters: Sequence[torch.Tensor]) -> list[WatchedOptimizer]:
-        if len(self.roles.watched) <= 1:
-            parameters = _first_with_gradient(parameters)
-        identities = {id(parameter) for parameter in parameters}
+        alone = len(self.roles.watched) <= 1
+        of_any = map(id, _with_gradient(parameters)) if alone else {id(each) for each in parameters}
         return [
             watched
             for watched in self.roles.watched
-            if (plan := watched.plan()) is not None and not plan.identities.isdisjoint(identities)
+            if (plan := watched.plan()) is not None and not plan.identities.isdisjoint(of_any)
         ]
 
     def plans(self) -> list[MeasurementPlan]:
@@ -473,9 +472,8 @@ def _reference_to(module: nn.Module | None) -> "weakref.ref[nn.Module] | None":
     return None if module is None else weakref.ref(module)
 
 
-def _first_with_gradient(parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Return the first of `parameters` that is trained: frozen ones may be no optimizer's."""
-    for parameter in parameters:
-        if parameter.grad is not None:
-            return (parameter,)
-    return parameters[:1]
+def _with_gradient(parameters: Sequence[torch.Tensor]) -> Iterable[torch.Tensor]:
+    """Return those of `parameters` that are trained, or the first: others may be no optimizer's."""
+    if not any(parameter.grad is not None for parameter in parameters):
+        return parameters[:1]
+    return (parameter for parameter in parameters if parameter.grad is not None)

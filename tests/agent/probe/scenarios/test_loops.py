@@ -67,3 +67,23 @@ def test_a_loop_with_everything_shows_what_it_computes_itself(watch, tmp_path):
     assert [record.step for record in contents.records] == list(range(1, _STEPS + 1))
     assert script.phases == {Phase.EVAL, Phase.CHECKPOINT}
     assert contents.state.probe_errors == 0
+
+
+def test_clipping_of_a_model_whose_first_layer_is_in_no_optimizer_is_seen(watch):
+    watched, model = watch(), make_model()
+    held = list(model.parameters())[2:]
+    optimizer = torch.optim.SGD(held, lr=0.01)
+    squares = []
+    for seed in range(4):
+        model.zero_grad()
+        make_loss(model, seed).backward()
+        grads = [parameter.grad for parameter in held if parameter.grad is not None]
+        squares.append(sum(float(grad.square().sum()) for grad in grads))
+        clip_grad_norm_(model.parameters(), 1e-2)
+        optimizer.step()
+
+    contents = watched.read()
+    assert [
+        record.gradients[0, GRADIENT_POSITIONS["sum_squares"]] for record in contents.records
+    ] == pytest.approx(squares)
+    assert contents.column("clip_max_norm") == pytest.approx([1e-2] * 4)
