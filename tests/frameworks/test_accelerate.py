@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import count
 
 import pytest
 import torch
@@ -12,20 +13,12 @@ from mp_agent.catalog.thresholds import DEFAULTS
 from mp_agent.records.columns import ACCUMULATION_BYPASSED
 from tests.agent.probe.conftest import Watch
 from tests.agent.probe.scenarios.test_loop_orders import mistakes_in
+from tests.subtests import each
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 PARTS, SIZE = 4, 8
 STEPS = int(DEFAULTS["loop_mistake_steps"]) + 8
-
-
-@pytest.fixture(autouse=True)
-def _forget_accelerator():
-    yield
-    from accelerate.state import AcceleratorState, GradientState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 def network() -> nn.Module:
@@ -96,24 +89,30 @@ HEALTHY: dict[str, Callable[[], None]] = {
 
 @pytest.fixture
 def recorded(tmp_path) -> Callable[[Callable[[], None]], set[str]]:
+    from accelerate.state import AcceleratorState, GradientState
+
+    rings = count()
+
     def run(loop: Callable[[], None]) -> set[str]:
         torch.manual_seed(0)
-        watched = Watch(tmp_path / "rank0.ring")
+        watched = Watch(tmp_path / str(next(rings)) / "rank0.ring")
         try:
             loop()
             watched.probe.flush()
             return mistakes_in(watched.read(one_schema=False))
         finally:
             watched.close()
+            AcceleratorState._reset_state(reset_partial_state=True)
+            GradientState._reset_state()
 
     return run
 
 
-@pytest.mark.parametrize("name", WRONG)
+@each("name", WRONG)
 def test_a_step_before_all_micro_batches_are_added_up_is_recorded(recorded, name):
     assert recorded(WRONG[name]) == {ACCUMULATION_BYPASSED}
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@each("name", HEALTHY)
 def test_accumulation_as_accelerate_means_it_shows_no_mistake(recorded, name):
     assert recorded(HEALTHY[name]) == set()

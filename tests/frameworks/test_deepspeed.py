@@ -19,6 +19,7 @@ from mp_agent.records.columns import (
 from mp_agent.records.steps import NEVER_STEPPED
 from mp_agent.ring.reader import RingReader
 from tests.agent.probe.rings import (
+    RingContents,
     merge_layer_tables,
     merge_rings,
     read_ring,
@@ -36,6 +37,7 @@ from tests.frameworks.deepspeed_variants import (
     reference_of,
 )
 from tests.frameworks.torchrun import WORLD, torchrun
+from tests.subtests import each
 
 RELATIVE_ERROR = {"fp32": 1e-5, "bf16": 3e-2, "fp16": 5e-3}
 """Of the norm, against float64; that of a layer may be three times as large."""
@@ -59,6 +61,10 @@ def trained(framework, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def rings(trained, name):
+    return rings_of(trained, name)
+
+
+def rings_of(trained: Path, name: str) -> dict[int, RingContents]:
     return {
         rank: read_ring(trained / name / f"rank{rank}.ring", one_schema=False)
         for rank in range(WORLD)
@@ -175,7 +181,7 @@ def test_gradients_that_are_not_finite_are_counted_and_the_step_is_skipped(rings
     assert poisoned.nonfinite_loss_ranks == (1,)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@each("stage", [0, 1, 2, 3])
 def test_a_layer_that_the_optimizer_does_not_get_is_named(trained, stage):
     rings = read_rings(trained / f"left out {stage}", WORLD, one_schema=False)
     assert merge_rings(rings)[9].get(UNHELD_PARAMETERS) == 2.0
@@ -184,7 +190,7 @@ def test_a_layer_that_the_optimizer_does_not_get_is_named(trained, stage):
         assert ring.state.probe_errors == 0
 
 
-@pytest.mark.parametrize("stage", [0, 2])
+@each("stage", [0, 2])
 def test_an_optimizer_that_is_stepped_in_place_of_the_engine_is_named(trained, stage):
     for rank in range(WORLD):
         with closing(RingReader.open(trained / f"bypassed {stage}" / f"rank{rank}.ring")) as ring:
@@ -192,7 +198,7 @@ def test_an_optimizer_that_is_stepped_in_place_of_the_engine_is_named(trained, s
             assert ring.state.committed_sequence == ring.state.probe_errors == 0
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@each("stage", [0, 2, 3])
 def test_an_engine_that_is_never_stepped_is_named(trained, stage):
     for rank in range(WORLD):
         place = trained / f"never stepped {stage}" / f"rank{rank}.ring"
@@ -202,12 +208,13 @@ def test_an_engine_that_is_never_stepped_is_named(trained, stage):
             assert ring.state.probe_errors == 0
 
 
-@pytest.mark.parametrize("name", MEASURED)
-def test_no_layer_is_named_where_the_optimizer_has_all(rings, name):
-    assert {step.get(UNHELD_PARAMETERS) for step in merge_rings(rings)} <= {0.0, None}
+@each("name", MEASURED)
+def test_no_layer_is_named_where_the_optimizer_has_all(trained, name):
+    steps = merge_rings(rings_of(trained, name))
+    assert {step.get(UNHELD_PARAMETERS) for step in steps} <= {0.0, None}
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@each("stage", [2, 3])
 def test_batches_and_outputs_of_modules_are_looked_at(trained, stage):
     place = trained / f"one batch {stage}"
     rings = read_rings(place, WORLD, one_schema=False)
@@ -255,7 +262,7 @@ def trainers(framework, tmp_path_factory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@each("stage", [2, 3])
 def test_under_transformers_the_numbers_are_those_that_the_trainer_logs(trainers, stage):
     place = trainers / f"zero{stage}"
     rings = {rank: read_ring(place / f"rank{rank}.ring", one_schema=False) for rank in range(WORLD)}
