@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 
 from mp_agent.errors import ReportError
 from mp_agent.node.transport.client import (
@@ -30,6 +31,8 @@ _HURRY_SECONDS = 1.0
 """Trouble is pushed at once, but at most this often."""
 _REFUSALS_IN_A_ROW = 3
 """After this many refused reports the next one waits for its regular time."""
+_REFUSED_SECONDS = 60.0
+"""And four pushes: longer than a root holds to an earlier attempt of a node that is silent."""
 
 
 class Pusher:
@@ -54,6 +57,8 @@ class Pusher:
         self._fresh = True
         """Whether no report of this attempt has reached this root yet."""
         self._logged: set[str] = set()
+        self._taken_seconds = inf
+        """When the root last took rows, as far as it is not known that it takes no more."""
         self._counts = TransportView()
         self.accepted_total = 0
         """Reports that a root accepted."""
@@ -75,6 +80,7 @@ class Pusher:
         self._failing = self._put_off = self.final_accepted = False
         self.interval_seconds = self._shortest_seconds
         self._fresh = True
+        self._taken_seconds = time.monotonic()
         self._backoff.reset()
         self._logged.clear()
 
@@ -126,7 +132,10 @@ class Pusher:
             self._settle(receipt, len(body))
             self.interval_seconds = max(reply.pace_seconds, self._shortest_seconds)
             refusals = 0 if receipt.accepted else refusals + 1
+            if receipt.accepted:
+                self._taken_seconds = time.monotonic()
             if refusals >= _REFUSALS_IN_A_ROW:
+                self._note_refused()
                 break
         # All agents of a run start in the same second; spread their pushes.
         shortest = 0.0 if self._fresh else 1 - _JITTER
@@ -160,6 +169,18 @@ class Pusher:
         self._failing = self._put_off = self._hurried = False
         self._backoff.reset()
         self._logged.clear()
+
+    def _note_refused(self) -> None:
+        """Log, once, that the root has taken no rows for some time."""
+        if time.monotonic() >= self._taken_seconds + _REFUSED_SECONDS + 4 * self.interval_seconds:
+            self._taken_seconds = inf
+            log.warning(
+                "run %s: %s takes no rows of node %d: another agent reports under that number, or "
+                "has done so until now",
+                self._run.name,
+                self._root.url,
+                self._run.identity.node_rank,
+            )
 
     async def _postpone(self, reply: Reply) -> None:
         if reply.put_off:

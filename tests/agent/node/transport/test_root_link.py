@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from mp_agent.node.endpoint import Endpoint
+from mp_agent.node.transport import pusher
 from mp_agent.node.transport import root_link as link_module
 from mp_agent.node.transport.client import ROWS_PATH, PushClient
 from mp_agent.node.transport.pusher import Pusher
@@ -183,6 +184,26 @@ def test_rows_that_the_root_refuses_are_not_sent_in_an_endless_loop(root, node):
             await until(link, lambda: not link.pusher.busy, "a pause")
         assert len(root.received) == 3
         assert not link.final_report_pending
+
+    play(act)
+
+
+def test_a_node_whose_rows_the_root_does_not_take_for_long_says_so_once(
+    root, node, caplog, monkeypatch
+):
+    async def act(client: PushClient) -> None:
+        root.takes = False
+        async with port_opener(root, client) as there:
+            node.note(url=there.own_url())
+            node.waiting = [make_report(1) for _ in range(1000)]
+            link = RootLink(node, SETTINGS, client, {})
+            await until(link, lambda: len(root.received) >= 6, "two pushes")
+            assert caplog.text.count("takes no rows") == 0
+            monkeypatch.setattr(pusher, "_REFUSED_SECONDS", 0.0)
+            await until(link, lambda: "takes no rows of node 1: " in caplog.text, "a line")
+            pushed = len(root.received)
+            await until(link, lambda: len(root.received) >= pushed + 15, "five more pushes")
+        assert caplog.text.count("takes no rows") == 1
 
     play(act)
 
