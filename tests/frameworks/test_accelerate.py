@@ -66,6 +66,25 @@ def train(
                     optimizer.zero_grad()
 
 
+def train_next_to_another() -> None:
+    """Step a model that accelerate does not know of, at each micro-batch of one that it does."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=PARTS)
+    model, other = network(), network()
+    first = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    second = torch.optim.AdamW(other.parameters(), lr=1e-3)
+    model, first = accelerator.prepare(model, first)
+    for _ in range(PARTS * STEPS):
+        other(torch.randn(4, SIZE)).square().mean().backward()
+        second.step()
+        second.zero_grad()
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.randn(4, SIZE)).square().mean())
+            first.step()
+            first.zero_grad()
+
+
 WRONG: dict[str, Callable[[], None]] = {
     "outside of accumulate": lambda: train(accumulates=False),
     "an optimizer that is not prepared": lambda: train(prepares=False),
@@ -78,6 +97,7 @@ WRONG: dict[str, Callable[[], None]] = {
 HEALTHY: dict[str, Callable[[], None]] = {
     "accumulate": train,
     "two networks": lambda: train(networks=2),
+    "a model that accelerate does not know of": train_next_to_another,
     "two backwards per micro-batch": lambda: train(passes=2),
     "data that end before a step is complete": lambda: train(batches=PARTS - 1),
     "data that end within the second step": lambda: train(batches=PARTS + 1),

@@ -58,7 +58,7 @@ class Pusher:
         """Whether no report of this attempt has reached this root yet."""
         self._logged: set[str] = set()
         self._taken_seconds = inf
-        """When the root last took rows, as far as it is not known that it takes no more."""
+        """When the root last took rows; infinite once it was logged that it takes none."""
         self._counts = TransportView()
         self.accepted_total = 0
         """Reports that a root accepted."""

@@ -96,12 +96,7 @@ def _stages_1_and_2(optimizer: Any) -> Keeper:
             found.update((id(p), g) for p, g in zip(parameters, real, strict=False))
         return found
 
-    parts = [
-        Part(parameter, _linked_elements(parameter), optimizer.real_dp_process_group[index])
-        for index, group in enumerate(optimizer.bit16_groups)
-        for parameter in group
-    ]
-    return Keeper(True, tuple(parts), gradients)
+    return Keeper(True, _linked_parts(optimizer, optimizer.bit16_groups), gradients)
 
 
 def _offloaded_1_and_2(optimizer: Any) -> Iterator[tuple[int, torch.Tensor]]:
@@ -160,12 +155,16 @@ def _bf16(optimizer: Any) -> Keeper:
                 found[id(parameter)] = whole.narrow(0, part.start, part.numel)
         return found
 
-    parts = [
+    return Keeper(True, _linked_parts(optimizer, optimizer.bf16_groups), gradients)
+
+
+def _linked_parts(optimizer: Any, groups: Iterable[Iterable[torch.Tensor]]) -> tuple[Part, ...]:
+    """Return the part of each parameter that is linked to this rank's master weights."""
+    return tuple(
         Part(parameter, _linked_elements(parameter), optimizer.real_dp_process_group[index])
-        for index, group in enumerate(optimizer.bf16_groups)
+        for index, group in enumerate(groups)
         for parameter in group
-    ]
-    return Keeper(True, tuple(parts), gradients)
+    )
 
 
 def _linked_elements(parameter: Any) -> int:

@@ -79,12 +79,15 @@ class LoopOrder:
         """An optimizer has stepped with gradients that a scaler had not unscaled."""
         self._micro_batches = 0
         """Those that a framework has announced, which adds up their gradients itself."""
+        self._announced = False
+        """The next backward is that of one."""
         self._per_step = 0
         """Of them; 0: the next step may have fewer, and is as the one before."""
 
     def micro_batch_begins(self, per_step: int, *, last: bool) -> None:
         """Count a micro-batch of a framework that steps after `per_step`, or after the last."""
         self._micro_batches += 1
+        self._announced = True
         self._per_step = 0 if last else per_step
 
     def backward_begins(self, known: Iterable[WatchedOptimizer], sequence: int) -> None:
@@ -106,6 +109,10 @@ class LoopOrder:
         holders = {
             each for each in known if _follows(each) and each.use.backward_ended(scaled=scaled)
         }
+        if self._announced:
+            self._announced = False
+            for each in holders:
+                each.use.of_micro_batch = True
         if self._line:
             for each in holders:
                 each.use.note_addresses()
@@ -163,8 +170,9 @@ class LoopOrder:
         if self._micro_batches:
             made = self._micro_batches - watched.use.micro_batches
             watched.use.micro_batches = self._micro_batches
-            if self._per_step:
-                watched.use.bypasses = 0 < made < self._per_step
+            if self._per_step and watched.use.of_micro_batch:
+                watched.use.bypasses = made < self._per_step
+            watched.use.of_micro_batch = False
             if watched.use.bypasses and made:
                 scalars[ACCUMULATION_BYPASSED] = 1.0
         if skipped:
@@ -311,6 +319,8 @@ class GradientUse:
         """By what gradients of a scaled loss were multiplied when that was last looked at."""
         self.micro_batches = 0
         """Those that a framework had announced by its last step."""
+        self.of_micro_batch = False
+        """Whether the backward of one has made any of them since its last step."""
         self.bypasses = False
         """Whether that had fewer of them than the framework divides losses by."""
         self.steps_scaled: Scalar | None = None

@@ -976,18 +976,13 @@ def never_in_training_mode() -> None:
 def evaluate_within_a_module(model: nn.Module) -> None:
     """Train and evaluate as Lightning does, which restores the mode of each module."""
     outer = nn.Sequential(model)
-    optimizer = sgd(outer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(outer, step).backward()
-        optimizer.step()
-        if step % 10 == 5:
-            modes = [(each, each.training) for each in outer.modules()]
-            outer.eval()
-            with torch.no_grad():
-                loss_of(outer, 10**6)
-            for each, mode in modes:
-                each.training = mode
+    modes = [(each, each.training) for each in outer.modules()]
+
+    def back(model: nn.Module) -> None:
+        for each, mode in modes:
+            each.training = mode
+
+    evaluate(back, outer)
 
 
 @wrong(LEFT_IN_EVALUATION)
