@@ -163,8 +163,10 @@ class TrainedParameters:
     change although they were to. cut_off: those of layers that feed others, and get no gradient.
     parted: those that were one parameter, or are to be. rounded_ratio: share of the elements in at
     most 16 bits that did not change; None also while the learning rate rises, or is far below its
-    highest. resumed_without_state: steps before the attempt's first, where its optimizer has lost
-    what it keeps. nothing_loaded: tensors of a checkpoint of which none fitted the model.
+    highest. rounding_loss: share of what the updates were to change there that rounding kept from
+    changing, the smaller one of two comparisons in a row; None as rounded_ratio.
+    resumed_without_state: steps before the attempt's first, where its optimizer has lost what it
+    keeps. nothing_loaded: tensors of a checkpoint of which none fitted the model.
     """
 
     unheld: float | None = None
@@ -172,6 +174,7 @@ class TrainedParameters:
     cut_off: float | None = None
     parted: float | None = None
     rounded_ratio: float | None = None
+    rounding_loss: float | None = None
     resumed_without_state: float | None = None
     nothing_loaded: float | None = None
 

@@ -152,6 +152,7 @@ SECOND_MOMENT_STALE = Condition(
 
 
 _UPDATES_LOST_LOST = Series(metric=optimizer.UPDATES_LOST)
+_ROUNDING_LOSS = Series(metric=optimizer.UPDATES_ROUNDING_LOSS)
 
 
 UPDATES_LOST = Condition(
@@ -160,8 +161,9 @@ UPDATES_LOST = Condition(
     meaning="A weight in BF16 keeps 8 significant bits, in FP16 11: an update of less than about "
     "a 500th, or a 4000th, of the weight leaves it as it was. Learning slows down and stops "
     "as the learning rate decays, although gradients look healthy.",
-    confirm="mp_agent_updates_lost_ratio, and mp_agent_layer_updates_lost_ratio by layer; "
-    "mp_agent_update_relative shows how small the updates are.",
+    confirm="mp_agent_updates_rounding_loss_ratio; with the setting measure_updates also "
+    "mp_agent_updates_lost_ratio, mp_agent_layer_updates_lost_ratio by layer, and "
+    "mp_agent_update_relative, which shows how small the updates are.",
     remedies=(
         "Keep the weights that the optimizer steps in FP32 (master weights) and compute in 16 "
         "bits by autocast, or by FSDP's MixedPrecisionPolicy.",
@@ -169,23 +171,29 @@ UPDATES_LOST = Condition(
         "does not allow FP32 weights.",
     ),
     why="FP32 weights keep 24 significant bits, so that small updates add up instead of being "
-    "lost one by one. Judged only if the setting measure_updates is on.",
+    "lost one by one. Judged by a few elements of each weight that are compared with what they "
+    "were nine steps before, and by all of them if the setting measure_updates is on.",
     levels=(
         Level(
             severity=Severity.WARNING,
-            when=all_of(
-                Compare(_UPDATES_LOST_LOST, ">", limit("updates_lost")),
-                sustained("updates_lost", "updates_lost_steps"),
+            when=any_of(
+                all_of(
+                    Compare(_UPDATES_LOST_LOST, ">", limit("updates_lost")),
+                    sustained("updates_lost", "updates_lost_steps"),
+                ),
+                Compare(_ROUNDING_LOSS, ">", limit("updates_lost")),
             ),
-            description="{value|percent} of the updates of 16-bit weights in run {run} do not "
-            "change the weight: they are smaller than half the spacing of its format.",
+            description="{value|percent} of what the optimizer was to change in the 16-bit weights "
+            "of run {run} is lost in rounding: the updates are smaller than half the spacing of "
+            "the format.",
             counted=sustained_steps("updates_lost"),
-            reason="No delay: it takes all samples of updates_lost_steps steps at a learning rate "
-            "that does not rise.",
+            reason="No delay: it takes all samples of updates_lost_steps steps, or two comparisons "
+            "in a row, at a learning rate that does not rise.",
         ),
     ),
     quiet=(
         "BF16 weights with stochastic data: half of the updates arrive",
+        "stochastic rounding, or a compensated sum, of updates that are small",
         "a warm-up that begins with tiny learning rates",
     ),
     needs=((Quantity.OPTIMIZER,),),
@@ -193,8 +201,10 @@ UPDATES_LOST = Condition(
     guidance=Guidance(
         harm="The run goes on and learns less than it could, or nothing. Investigate during "
         "working hours; the computing time until then is largely wasted.",
-        query='mp_agent_updates_lost_ratio{run="RUN"}',
+        query='mp_agent_updates_lost_ratio{run="RUN"} or '
+        'mp_agent_updates_rounding_loss_ratio{run="RUN"}',
         reading="The share of the weights in at most 16 bits that the last sampled step was to "
+        "change and did not; or, of a few elements of each, the share that nine steps were to "
         "change and did not. It grows as the learning rate decays.",
         causes=(
             "The model was cast to BF16 or FP16 as a whole, so that the optimizer steps 16-bit "

@@ -339,6 +339,7 @@ def _step_values(rank: int, sequence: int, changes: Values) -> FloatArray:
         "another_model": nan,
         "learning_rates_zero": 0.0,
         "rounded_ratio": 0.25,
+        "rounding_loss": 0.125,
         "step_seconds": STEP_SECONDS,
     }
     columns = {

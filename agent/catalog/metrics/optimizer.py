@@ -247,6 +247,17 @@ UPDATES_ROUNDED = gauge(
     "copies.",
     read=lambda run: run.trained.rounded_ratio,
 )
+UPDATES_ROUNDING_LOSS = gauge(
+    "mp_agent.updates.rounding_loss",
+    "1",
+    thresholds=("updates_lost",),
+    help="Share of the elements in formats of at most 16 bits that rounding kept from changing "
+    "over nine or more steps, of those that the updates were to change in that time, which about "
+    "as many do with stochastic rounding or a compensated sum; the smaller one of two comparisons "
+    "in a row. Absent while the learning rate rises or has decayed, and where the optimizer steps "
+    "FP32 copies.",
+    read=lambda run: run.trained.rounding_loss,
+)
 
 PARAMETER_METRICS = (
     PARAMETERS_UNHELD,
@@ -260,6 +271,7 @@ PARAMETER_METRICS = (
     RESUMED_WITHOUT_STATE,
     NOTHING_LOADED,
     UPDATES_ROUNDED,
+    UPDATES_ROUNDING_LOSS,
     gauge(
         "mp_agent.parameters.trained",
         "1",

@@ -33,6 +33,7 @@ from mp_agent.records.columns import (
     PARTED_PARAMETERS,
     RESUMED_WITHOUT_STATE,
     ROUNDED_RATIO,
+    ROUNDING_LOSS,
     SEED_REPEATED,
     STEP_REPEATED,
     STEP_SCALED,
@@ -422,6 +423,8 @@ class ParameterTracker(Tracker):
     cut_off: float | None = None
     parted: float | None = None
     rounded_ratio: float | None = None
+    rounding_losses: tuple[float, ...] = ()
+    """Of the last two comparisons in a row."""
     rate: float | None = None
     """Learning rate of the last step on which weights were compared, at first of the first step."""
     resumed_without_state: float | None = None
@@ -447,9 +450,10 @@ class ParameterTracker(Tracker):
         rate = step.get("learning_rate")
         if UNCHANGED_PARAMETERS in step.columns:
             self.unchanged = step.columns[UNCHANGED_PARAMETERS]
-            ratio = step.columns.get(ROUNDED_RATIO)
-            highest = context.progress.learning.highest_rate
-            self.rounded_ratio = ratio if _is_settled(rate, self.rate, highest) else None
+            settled = _is_settled(rate, self.rate, context.progress.learning.highest_rate)
+            self.rounded_ratio = step.columns.get(ROUNDED_RATIO) if settled else None
+            loss = step.columns.get(ROUNDING_LOSS) if settled else None
+            self.rounding_losses = () if loss is None else (*self.rounding_losses[-1:], loss)
             self.rate = rate
         elif self.rate is None:
             self.rate = rate
@@ -462,6 +466,7 @@ class ParameterTracker(Tracker):
             cut_off=self.cut_off,
             parted=self.parted,
             rounded_ratio=self.rounded_ratio,
+            rounding_loss=min(self.rounding_losses) if len(self.rounding_losses) > 1 else None,
             resumed_without_state=self.resumed_without_state,
             nothing_loaded=self.nothing_loaded,
         )

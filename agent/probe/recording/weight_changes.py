@@ -26,7 +26,7 @@ from mp_agent.probe.recording.parameter_census import Looks, NamesOnTheWay, as_s
 from mp_agent.probe.recording.run_facts import ObservedTraits
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.probe.step.open_step import OpenStep
-from mp_agent.records.columns import ROUNDED_RATIO, UNCHANGED_PARAMETERS
+from mp_agent.records.columns import ROUNDED_RATIO, ROUNDING_LOSS, UNCHANGED_PARAMETERS
 from mp_agent.records.schema import UNCHANGED
 
 PARAMETERS_AT_FIRST = 128
@@ -35,6 +35,12 @@ PARAMETERS_AT_MOST = 24
 _ELEMENTS_AT_LEAST = 8
 """With fewer that were to change, chance may bring all of them back to where they were."""
 _TINY = 1e-300
+_EXPECTED_AT_LEAST = 8.0
+"""With fewer elements that were to change, those that do say little."""
+_UPDATES_ADDED = 2.0
+"""What the updates of nine steps add up to, at least, in sizes of one: Adam's average of gradients
+that are noise is a quarter of one of them, and its sign lasts for about as long. Momentum does not
+divide by the length of what it averages."""
 _SPACINGS = 4.0
 """Size of an update, in spacings of the weight's format, that rounding cannot hide."""
 
@@ -65,11 +71,11 @@ class WeightChanges:
         device = found[0][1].unchanged_T.device
         together = torch.cat([verdict.unchanged_T.to(device) for _, verdict in found])
         step.scalars[UNCHANGED_PARAMETERS] = as_scalar(together.sum())
-        rounded, all_16 = (
-            torch.stack([getattr(verdict, part).to(device) for _, verdict in found]).sum()
-            for part in ("rounded", "elements_16")
-        )
+        rounded, all_16, expected = torch.stack(
+            [verdict.of_16_bits_C.to(device) for _, verdict in found]
+        ).sum(dim=0)
         step.scalars[ROUNDED_RATIO] = as_scalar(rounded / all_16)  # NaN, absent, without any
+        step.scalars[ROUNDING_LOSS] = as_scalar(_rounding_loss(all_16 - rounded, expected))
         names = [name for sample, _ in found for name in sample.names]
         self._names.send(names, together)
 
@@ -90,13 +96,12 @@ class WeightChanges:
 class _Verdict:
     """unchanged_T: whether each parameter is as it was though it was to change, on its device.
 
-    rounded, elements_16: elements in at most 16 bits that were to change by however little and did
-    not, and all of them.
+    of_16_bits_C: of the elements in at most 16 bits that were to change by however little, those
+    that did not, all of them, and how many were to, had rounding lost nothing.
     """
 
     unchanged_T: torch.Tensor
-    rounded: torch.Tensor
-    elements_16: torch.Tensor
+    of_16_bits_C: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +124,8 @@ class _Sample:
     stepped: the same elements of the optimizer's own tensors, where the script copies these to the
     model: how much they have changed is what the model's were to. of_TN: which elements are of
     which parameter. sizes_N: how much the step was to change each, at least; 0 for those without
-    gradient. spacings_N: the spacing of its format there.
+    gradient. spacings_N: the spacing of its format there. added_N: how many such sizes the updates
+    of nine steps add up to, at least; 0 for those that are stepped in more than 16 bits.
     """
 
     step: OpenStep
@@ -131,7 +137,7 @@ class _Sample:
     stepped: tuple[Sequence[_Element], torch.Tensor] | None
     sizes_N: torch.Tensor
     spacings_N: torch.Tensor
-    is_16_N: torch.Tensor
+    added_N: torch.Tensor
     of_TN: torch.Tensor
 
     @property
@@ -172,12 +178,19 @@ class _Sample:
         low_T = magnitudes_N.where(due_TN, torch.inf).amin(dim=1)
         enough_T = due_TN.sum(dim=1) >= _ELEMENTS_AT_LEAST
         kept_T = (same_N | ~due_TN).all(dim=1)
-        active_N = self.is_16_N & (sizes_N > 0)
+        active_N = (self.added_N > 0.0) & (sizes_N > 0)
+        expected_N = (self.added_N * sizes_N / self.spacings_N).clamp(max=1.0)
+        counted = ((active_N & same_N).sum(), active_N.sum(), expected_N.where(active_N, 0.0).sum())
         return _Verdict(
             unchanged_T=kept_T & enough_T & (high_T > low_T),
-            rounded=(active_N & same_N).sum(),
-            elements_16=active_N.sum(),
+            of_16_bits_C=torch.stack([each.double() for each in counted]),
         )
+
+
+def _rounding_loss(changed: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return the share of what was to change that did not; NaN where too little was to."""
+    known = (expected >= _EXPECTED_AT_LEAST) | (changed == 0)
+    return (1.0 - changed / expected).clamp(min=0.0).where(known, nan)
 
 
 def _now(elements: Sequence[_Element]) -> torch.Tensor:
@@ -224,7 +237,7 @@ def _sample(
     of_TN = indices.repeat_interleave(lengths) == indices[:, None]
     numbers_TC = torch.tensor([each.numbers for each in parts], dtype=torch.float64, device="cpu")
     numbers_CN = accelerator.sent(numbers_TC.repeat_interleave(lengths, dim=0).T, device)
-    rates_N, epsilons_N, precisions_N, smallest_N, rounds_N = numbers_CN
+    rates_N, epsilons_N, precisions_N, smallest_N, added_N = numbers_CN
     for place, part in enumerate(parts):
         if isinstance(part.rate, torch.Tensor):
             rates_N = rates_N.where(~accelerator.sent(of_TN[place], device), part.rate.double())
@@ -238,7 +251,7 @@ def _sample(
         stepped=_stepped(parts),
         sizes_N=_sizes(parts, rates_N, epsilons_N, inverse_scale),
         spacings_N=(weights_N.abs() * precisions_N).maximum(smallest_N),
-        is_16_N=rounds_N != 0.0,
+        added_N=added_N,
         of_TN=accelerator.sent(of_TN, device),
     )
 
@@ -247,8 +260,8 @@ def _sample(
 class _Part:
     """Some elements of a parameter, and the numbers by which it is about to be stepped.
 
-    own, own_weights: the same of the optimizer's tensor, where that is a copy. rounds: whether the
-    optimizer steps it in at most 16 bits.
+    own, own_weights: the same of the optimizer's tensor, where that is a copy. added: as of a
+    sample.
     """
 
     name: str
@@ -261,14 +274,14 @@ class _Part:
     rate: Scalar
     epsilon: float
     """Of an update by the gradient divided by its usual size; -1 of others."""
-    rounds: bool
+    added: float
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """Rate, epsilon, relative spacing and smallest number of the format, and `rounds`."""
+        """Rate, epsilon, relative spacing and smallest number of the format, and `added`."""
         info = torch.finfo(self.weights.dtype)
         rate = nan if isinstance(self.rate, torch.Tensor) else self.rate
-        return rate, self.epsilon, info.eps, info.tiny, float(self.rounds)
+        return rate, self.epsilon, info.eps, info.tiny, self.added
 
 
 def _part(slot: LayerSlot, group: Any, state: Any, model: torch.Tensor | None) -> _Part | None:
@@ -304,8 +317,14 @@ def _part(slot: LayerSlot, group: Any, state: Any, model: torch.Tensor | None) -
         second_moment=moment,
         rate=rate * factor if isinstance(factor, float) else rate,
         epsilon=float(epsilon) if isinstance(epsilon, float | int) else 0.0,
-        rounds=model is None and weights.element_size() <= 2,
+        added=_updates_added(group) if model is None and weights.element_size() <= 2 else 0.0,
     )
+
+
+def _updates_added(group: Any) -> float:
+    momentum = group.get("momentum", 0.0)
+    known = isinstance(momentum, float | int) and 0.0 <= momentum < 1.0
+    return _UPDATES_ADDED / (1.0 - momentum) if known else _UPDATES_ADDED
 
 
 def _stepped(parts: Sequence[_Part]) -> tuple[Sequence[_Element], torch.Tensor] | None:

@@ -33,6 +33,7 @@ BETAS_SWAPPED = "betas_swapped"
 LEARNING_RATES_ZERO = "learning_rates_zero"
 LOWEST_LEARNING_RATE = "lowest_learning_rate"
 ROUNDED_RATIO = "rounded_ratio"
+ROUNDING_LOSS = "rounding_loss"
 BATCH_DIGEST = "batch_digest"
 BATCH_ROWS = "batch_rows"
 BATCH_KEPT = "batch_kept"
@@ -186,6 +187,12 @@ COMMON_STEP_COLUMNS = (
         Algebra.MIN,
         "of those elements in formats of at most 16 bits, the share that are as they were although "
         "each had a gradient and a learning rate; on the same steps",
+    ),
+    Column(
+        ROUNDING_LOSS,
+        Algebra.MIN,
+        "share of those elements that rounding kept from changing, of those that the updates were "
+        "to change: as many at least as with stochastic rounding; on the same steps",
     ),
     Column(
         BATCH_DIGEST,

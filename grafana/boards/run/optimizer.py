@@ -43,14 +43,19 @@ OPTIMIZER = Row(
         Panel(
             id=62,
             title="Updates lost in rounding",
-            nothing="Needs measure_updates and 16-bit weights",
-            description=help_of("mp_agent_updates_lost_ratio"),
+            nothing="Needs 16-bit weights, and a rate that neither rises nor has decayed",
+            description="Over nine or more steps, of a few elements of each weight; and by one "
+            "step, of all elements, with measure_updates. The updates are smaller than half the "
+            "spacing of the weights' format.",
             unit="percentunit",
             minimum=0,
             maximum=1,
             lines=True,
             steps=above(updates_lost="orange"),
-            queries=(Query(by_run("mp_agent_updates_lost_ratio"), "lost", optional=True),),
+            queries=(
+                Query(by_run("mp_agent_updates_rounding_loss_ratio"), "nine steps", optional=True),
+                Query(by_run("mp_agent_updates_lost_ratio"), "one step", optional=True),
+            ),
             runbooks=(UPDATES_LOST,),
         ),
         Panel(

@@ -61,11 +61,32 @@ _MOST = Example(
         optimizer.UPDATES_LOST, "updates_lost", (*flat(0.2, 5), 0.8), *flat(0, 5), *ramp(0, 4, 15)
     ),
     fires={
-        Severity.WARNING: "80% of the updates of 16-bit weights in run demo do not change the "
-        "weight: they are smaller than half the spacing of its format."
+        Severity.WARNING: "80% of what the optimizer was to change in the 16-bit weights of run "
+        "demo is lost in rounding: the updates are smaller than half the spacing of the format."
     },
     at=15,
     not_yet=(6,),
+)
+
+_COMPARED = Example(
+    title="weights that are compared, most of whose changes are rounded away",
+    minutes=10,
+    tracks=(Track(optimizer.UPDATES_ROUNDING_LOSS, (*flat(0.3, 4), 0.7)),),
+    fires={
+        Severity.WARNING: "70% of what the optimizer was to change in the 16-bit weights of run "
+        "demo is lost in rounding: the updates are smaller than half the spacing of the format."
+    },
+    at=7,
+    not_yet=(3,),
+)
+
+_STOCHASTIC = Example(
+    title="stochastic rounding, or a compensated sum, of updates that are small",
+    minutes=10,
+    tracks=(
+        Track(optimizer.UPDATES_ROUNDED, (0.75,)),
+        Track(optimizer.UPDATES_ROUNDING_LOSS, (0.0,)),
+    ),
 )
 
 _UPDATES_LOST_SOME = Example(
@@ -320,8 +341,8 @@ EXAMPLES = {
         quiet=(_NONE,),
     ),
     "MpAgentUpdatesLost": Examples(
-        firing=(_MOST,),
-        quiet=(_UPDATES_LOST_SOME, _SHORT),
+        firing=(_MOST, _COMPARED),
+        quiet=(_UPDATES_LOST_SOME, _STOCHASTIC, _SHORT),
     ),
     "MpAgentAdamEpsilonUnsafe": Examples(
         firing=(_SMALL_MOMENTS, _FP16_STATE, _FP16_WEIGHTS),

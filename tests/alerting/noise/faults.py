@@ -525,6 +525,14 @@ def _rounded_away(random: Random) -> Events:
     yield from training.forever(optimizer={"rounded_elements": 1.0, "lost_updates": 0.9})
 
 
+def _rounded_from_the_start(random: Random) -> Events:
+    """The weights are in BF16, and the learning rate is that of a fine-tuning."""
+    training, before = _trained(random)
+    yield from before
+    compared = {"unchanged_parameters": 0.0, "rounded_ratio": 0.85, "rounding_loss": 0.65}
+    yield from training.forever(of_rank={0: compared})
+
+
 def _replaced_head(random: Random) -> Events:
     """A new head, which the optimizer does not hold."""
     training, before = _trained(random)
@@ -1265,6 +1273,13 @@ FAULTS = (
         script=_rounded_away,
         expected={"MpAgentUpdatesLost": "warning"},
         minutes=60,
+    ),
+    Scenario(
+        name="rounded-by-comparison",
+        what="two thirds of what updates were to change in BF16 weights stay as they were",
+        script=_rounded_from_the_start,
+        expected={"MpAgentUpdatesLost": "warning"},
+        minutes=40,
     ),
     Scenario(
         name="replaced-head",

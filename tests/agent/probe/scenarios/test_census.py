@@ -34,7 +34,7 @@ from tests.agent.probe.small_model import gradient_of
 STEPS, STEPS_PER_POLL = 140, 10
 UNHELD, UNCHANGED = "MpAgentParametersWithoutOptimizer", "MpAgentWeightsUnchanged"
 CUT_OFF, PARTED = "MpAgentLayersCutOff", "MpAgentTiedWeightsParted"
-STATE_LOST = "MpAgentOptimizerStateLost"
+STATE_LOST, LOST = "MpAgentOptimizerStateLost", "MpAgentUpdatesLost"
 
 Loop = Callable[[], Iterator[int]]
 
@@ -863,6 +863,104 @@ def test_updates_of_16_bit_weights_that_all_round_to_nothing_are_found(see):
     assert seen.values["updates_rounded_ratio"] == 1.0
 
 
+State = dict[str, Any]
+Rounding = Callable[[torch.Tensor, State], torch.Tensor]
+
+
+class Bf16AdamW(torch.optim.Optimizer):
+    """AdamW with FP32 state on BF16 weights, which `rounding` brings back to BF16."""
+
+    def __init__(self, model: nn.Module, lr: float, rounding: Rounding) -> None:
+        super().__init__(model.parameters(), {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8})
+        self._rounding = rounding
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state, gradient = self.state[parameter], gradient_of(parameter).float()
+                for name, beta in zip(("exp_avg", "exp_avg_sq"), group["betas"], strict=True):
+                    power = gradient.square() if name == "exp_avg_sq" else gradient
+                    state.setdefault(name, torch.zeros_like(gradient)).lerp_(power, 1 - beta)
+                count = state["step"] = state.get("step", 0) + 1
+                root = (state["exp_avg_sq"] / (1 - 0.999**count)).sqrt() + group["eps"]
+                update = -group["lr"] * state["exp_avg"] / (1 - 0.9**count) / root
+                parameter.copy_(self._rounding(parameter.float() + update, state))
+
+
+def to_nearest(weights: torch.Tensor, state: State) -> torch.Tensor:
+    return weights.bfloat16()
+
+
+def stochastically(weights: torch.Tensor, state: State) -> torch.Tensor:
+    bits = weights.view(torch.int32)
+    return ((bits + torch.randint_like(bits, 2**16)) & -(2**16)).view(torch.float32)
+
+
+def with_the_remainder(weights: torch.Tensor, state: State) -> torch.Tensor:
+    """Carry along what rounding has left out, as a compensated sum does."""
+    wanted: torch.Tensor = weights + state.get("left_out", 0.0)
+    state["left_out"] = wanted - wanted.bfloat16().float()
+    return wanted.bfloat16()
+
+
+def rounded(rounding: Rounding, rate: float = 1e-4) -> Iterator[int]:
+    model = make_model(width=256).bfloat16()
+    return trained(model, Bf16AdamW(model, rate, rounding), dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("rate", [1e-4, 1e-8])
+def test_updates_of_16_bit_weights_that_are_mostly_lost_are_found(see, rate):
+    seen = see(partial(rounded, to_nearest, rate))
+
+    assert seen.first_steps[f"{LOST},warning"] <= STEPS
+    assert seen.values["updates_rounding_loss_ratio"] > 0.5
+    assert f"{UNCHANGED},critical" not in seen.first_steps
+
+
+@pytest.mark.parametrize(
+    ("lost", "of_format", "share"),
+    [
+        # Of two elements one changes. 1 and 2 · 0.25 were to, which are 1.5.
+        (0.25, torch.bfloat16, 1 / 3),
+        (0.25, torch.float16, 1 / 3),
+        # 1 and 2 · 0.125 were to.
+        (0.125, torch.bfloat16, 1 / 5),
+        (0.0, torch.bfloat16, 0.0),
+        (0.25, torch.float32, None),
+    ],
+)
+def test_the_share_that_rounding_takes_is_that_of_the_sizes_of_the_updates(
+    see, lost, of_format, share
+):
+    """Elements of 1 of which every other one is stepped by the spacing, and the rest by `lost`."""
+
+    def loop() -> Iterator[int]:
+        weights = nn.Parameter(torch.ones(256, dtype=of_format))
+        spacing = torch.finfo(of_format).eps
+        slopes = torch.tensor([1.0, lost], dtype=of_format).repeat(128)
+        optimizer = torch.optim.SGD([weights], lr=spacing)
+        for step in range(1, 60):
+            optimizer.zero_grad()
+            (weights * slopes).sum().backward()
+            optimizer.step()
+            yield step
+
+    assert see(loop).values.get("updates_rounding_loss_ratio") == (
+        None if share is None else pytest.approx(share)
+    )
+
+
+@pytest.mark.parametrize("rounding", [stochastically, with_the_remainder])
+@pytest.mark.parametrize("rate", [1e-4, 5e-5])
+def test_small_updates_that_rounding_does_not_lose_are_not(see, rounding, rate):
+    seen = see(partial(rounded, rounding, rate))
+
+    assert seen.values["updates_rounded_ratio"] > 0.1
+    assert seen.values["updates_rounding_loss_ratio"] < 0.1
+    assert LOST not in seen.alerts
+
+
 # The same looks, in good health.
 
 
@@ -998,7 +1096,7 @@ def tightly_clipped() -> Iterator[int]:
 def test_loops_in_good_health_bring_neither(see, loop):
     seen = see(loop)
 
-    assert {UNHELD, UNCHANGED, CUT_OFF, PARTED}.isdisjoint(seen.alerts)
+    assert {UNHELD, UNCHANGED, CUT_OFF, PARTED, LOST}.isdisjoint(seen.alerts)
     assert seen.values["parameters_unheld"] == seen.values.get("parameters_parted", 0.0) == 0.0
     assert not any("_parameters_info" in series for series in seen.values)
 
