@@ -18,7 +18,7 @@ from tests.e2e.counting_job import STEPS
 from tests.waiting import wait_until
 from tools.servers.running import alertmanager, prometheus
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 
 def test_an_attempt_that_torchrun_restarts_goes_on_under_the_same_agent(tmp_path):

@@ -22,7 +22,7 @@ from tests.exporters.status_page.test_report import CONDITION, TRACKER, stretche
 from tests.waiting import wait_until
 from tools.jobs import Job, torchrun_job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 JOB = Path(__file__).parent / "job.py"
 _MILLISECONDS = 60_000

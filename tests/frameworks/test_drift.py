@@ -9,7 +9,7 @@ from tests.frameworks.torchrun import WORLD, torchrun
 
 STEPS, FLIPPED_STEP = 12, 7
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

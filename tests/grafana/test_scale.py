@@ -14,7 +14,7 @@ from tools.panel_queries import Asking, every_panel
 from tools.servers.running import read_json
 from tools.synthetic_store import RUN, Size, fill, prometheus_over, record
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 SIZE = Size(ranks=256, layers=200, hours=1, interval_seconds=60)
 MOST_SERIES = 50

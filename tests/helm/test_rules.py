@@ -165,6 +165,7 @@ def test_no_mark_is_left() -> None:
     assert not re.findall(r"@\w+[+#@]", text)
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 def test_released_rules_pass_promtool_and_their_unit_tests_with_changed_numbers(
     server: Callable[[str], Path], tmp_path: Path

@@ -172,6 +172,7 @@ def test_tables_without_losses_below_a_directory_are_passed_over(broken: Path) -
     assert "eval.csv" not in result.output
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_logs_are_judged_by_several_processes_as_by_one(tmp_path: Path) -> None:
     for number in range(4):

@@ -64,6 +64,7 @@ def test_every_example_fires_what_it_says_and_nothing_else(
         list(pool.map(lambda part: assert_passes(promtool, part), parts))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_so_it_does_with_minutes_turned_to_seconds(
     server: Callable[[str], Path], tmp_path: Path

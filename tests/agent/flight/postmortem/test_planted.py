@@ -4,7 +4,7 @@ import pytest
 
 from mp_agent.records.steps import EndReason
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
 CAUSES = {
     "clean": (),

@@ -72,6 +72,7 @@ def test_scrapers_that_do_not_wait_leave_no_traceback_and_count_for_nothing(
     assert capfd.readouterr().err.count("Traceback") <= 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_clients_that_change_their_names_make_the_agent_no_bigger(
     start: StartAgent, start_rank: StartRank, run_dir: Path

@@ -9,6 +9,7 @@ from math import inf, nan
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -161,6 +162,7 @@ HEALTHY: dict[str, tuple[Course, Course]] = {
 """Courses of activations with weights, and of gradients."""
 
 
+@pytest.mark.long
 @each("course", HEALTHY)
 @each(("history", "algorithm"), [(1024, "max"), (16, "recent")])
 def test_what_delayed_scaling_is_designed_to_bear_brings_no_alert(course, history, algorithm):

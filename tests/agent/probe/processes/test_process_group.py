@@ -85,6 +85,7 @@ end_process_group()
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_groups_of_a_job_are_two_runs_and_others_do_nothing(tmp_path):
     script = tmp_path / "train.py"

@@ -14,6 +14,7 @@ VARIANTS = 2 * (3 + 1) + 1 + 3 + 1
 distribution edges, three kinds and the fold."""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nothing_is_compiled_by_the_first_launch_nor_by_any_later_one(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton has no wheel for this platform")
