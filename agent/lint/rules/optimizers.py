@@ -256,7 +256,10 @@ def _find_swapped_betas(trace: Trace) -> Iterator[Problem]:
         if len(numbers) != 2 or len(given.items) != 2 or given.maybe:
             continue
         first, second = numbers
-        if isinstance(first, float) and isinstance(second, float) and first > second:
+        if not (isinstance(first, float) and isinstance(second, float)):
+            continue
+        # Betas next to one another, as (0.96, 0.95), are meant: the probe leaves them out as well.
+        if first > second and 1.0 - second >= 1.5 * (1.0 - first):
             yield Problem(
                 made.place,
                 f"betas=({first:g}, {second:g}): the first is of the gradient's average, and less "
