@@ -19,6 +19,7 @@ from mp_agent.lint.interpret.modules import (
 from mp_agent.lint.interpret.values import NONE, Place, Trace, Value, ValueKind, joined
 
 _HAVE_PARTS = frozenset({ValueKind.MODEL, ValueKind.UNKNOWN})
+_TRAINED = frozenset({ValueKind.MODEL, ValueKind.PARAMETERS})
 
 
 class AbstractInterpreter(DefinitionEvaluator):
@@ -87,6 +88,8 @@ class AbstractInterpreter(DefinitionEvaluator):
             self.record("<grad>.set", place, base, (value,))
         elif base.kind in _HAVE_PARTS and value.kind is ValueKind.MODEL:
             self.record("<model>.set", place, base, (value,))
+        elif base.kind in _TRAINED and target.attr.startswith("require"):
+            self.record("<requires>.set", place, base, (value,))
 
     def _Return(self, node: ast.Return, frame: FunctionScope) -> bool:
         frame.returned.append(NONE if node.value is None else self.evaluate(node.value, frame))

@@ -177,8 +177,9 @@ class Operation:
     method ("<scaler>.step", "<tensor>.item", "<model>()", "<loss>()", "<autocast>.enter"), or what
     is no call: "<loop>" (the receiver is what it goes over), "<leave>" (break, return or raise; the
     argument is the number of loops that go on),
-    "<model>.set" and "<grad>.set" (an attribute gets the argument), "<new>" (an object of the
-    project), "<unseen>" (code that was not followed), "<no_sync>.enter" and "<no_sync>.exit".
+    "<model>.set", "<grad>.set" and "<requires>.set" (an attribute gets the argument), "<new>" (an
+    object of the project), "<unseen>" (code that was not followed), "<no_sync>.enter" and
+    "<no_sync>.exit".
     """
 
     index: int

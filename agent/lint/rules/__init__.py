@@ -24,6 +24,7 @@ from mp_agent.lint.rules.gradients import (
 )
 from mp_agent.lint.rules.loop import (
     ACCUMULATION_BYPASSED,
+    FREEZING_WITHOUT_EFFECT,
     LEFT_IN_EVALUATION,
     SCHEDULE_FIRST,
 )
@@ -90,6 +91,7 @@ RULES: tuple[Rule, ...] = (
     BATCH_NORM_MOMENTUM,
     REMADE_OPTIMIZER,
     ACCUMULATION_BYPASSED,
+    FREEZING_WITHOUT_EFFECT,
 )
 """All rules, in the order of their codes."""
 

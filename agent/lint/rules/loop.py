@@ -321,3 +321,53 @@ def train(model, optimizer, loader):
     alert="MpAgentAccumulationBypassed",
     find=_find_accumulation_bypassed,
 )
+
+
+def _find_freezing_without_effect(trace: Trace) -> Iterator[Problem]:
+    for one in trace.of("<requires>.set"):
+        target, given = one.place.node, one.arguments[0]
+        if not isinstance(target, ast.Attribute):
+            continue
+        name = target.attr
+        if name in ("require_grad", "requires_grads", "require_grads"):
+            yield Problem(one.place, f"`{name}` is no attribute of a parameter: nothing is frozen")
+        elif (
+            name == "requires_grad"
+            and one.receiver.kind is ValueKind.MODEL
+            and given.kind is ValueKind.CONSTANT
+            and given.constant is False
+        ):
+            yield Problem(one.place, "a module has no `requires_grad`: its parameters are trained")
+
+
+FREEZING_WITHOUT_EFFECT = Rule(
+    code="MP219",
+    name="freezing-without-effect",
+    severity=FindingSeverity.ERROR,
+    summary="An attribute is set that freezes nothing.",
+    explanation="Parameters have `requires_grad`; modules do not. Python accepts "
+    "`module.requires_grad = False`, and the misspelt `parameter.require_grad = False`, as new "
+    "attributes that nothing reads, and the layers are trained with the others.",
+    bad="""\
+from torch import nn
+
+
+def frozen():
+    encoder = nn.Linear(64, 64)
+    encoder.requires_grad = False
+    return encoder
+""",
+    good="""\
+from torch import nn
+
+
+def frozen():
+    encoder = nn.Linear(64, 64)
+    encoder.requires_grad_(False)
+    return encoder
+""",
+    remedy="Call `module.requires_grad_(False)`, or set `requires_grad` of each parameter.",
+    alert="",
+    no_alert="Layers that were to be frozen are trained as any others.",
+    find=_find_freezing_without_effect,
+)
