@@ -88,6 +88,8 @@ GRADIENTS_ADD_UP = loop_mistake(
     causes=(
         "zero_grad is missing in the loop, or is called before the loop only.",
         "zero_grad of another optimizer, or of another model, than the one that steps.",
+        "model.zero_grad() where the optimizer also holds parameters outside of the model, such as "
+        "those of the loss.",
         "zero_grad in a branch that is not taken, as on a condition about accumulation.",
         "A closure, as L-BFGS needs it, without zero_grad.",
     ),

@@ -301,6 +301,8 @@ class GradientUse:
         """The gradients as the last event has left them."""
         self._kept = False
         """The gradients that the last step has used are there; backwards may have added to them."""
+        self._left: list[_State | None] = []
+        """Those of them that were left as others were cleared."""
         self._added = False
         self._again = False
         """The last step used what the one before had used."""
@@ -329,7 +331,7 @@ class GradientUse:
     @property
     def kept(self) -> bool:
         """Whether gradients that the last step has used were there as the last backward began."""
-        return self._kept
+        return self._kept or bool(self._left)
 
     @property
     def is_as_used(self) -> bool:
@@ -378,6 +380,10 @@ class GradientUse:
             old is None or new is None or (self._clearing and new != old)
             for old, new in zip(before, now, strict=True)
         )
+        if changed:
+            left = self._kept and not cleared and self._name == "grad"
+            pairs = zip(before, now, strict=True) if left else ()
+            self._left = [new if new == old else None for old, new in pairs]
         self._kept &= not changed
         self._scaled &= not changed
         self._seen, self._clearing, self.remains, self._used = now, False, None, []
@@ -412,7 +418,7 @@ class GradientUse:
 
     def used(self, plan: Callable[[], MeasurementPlan | None]) -> None:
         """Note that the optimizer, which has this plan, has stepped with them."""
-        if self._kept and self._added:
+        if self._added and (self._kept or (self._left and self._adds_to_left())):
             self.adds_up = 1.0 if self.remains is None else self.remains
             self.steps_adding_up += 1
         else:
@@ -428,8 +434,13 @@ class GradientUse:
             name, refs = self._name, self._parameters if self._added else ()  # saves a call
             used = [g for ref in refs if (g := getattr(ref(), name, None)) is not None]
             self._used = list(map(TensorRef, used))
+        self._left = []
         self._added = self._scaled = self._found_as_left = False
         self._kept = any(state is not None for state in self._seen)
+
+    def _adds_to_left(self) -> bool:
+        pairs = zip(self._left, self._states(), strict=True)
+        return any(a and b and a[0] == b[0] and a[1] < b[1] for a, b in pairs)
 
     def _states(self) -> list[_State | None]:
         found: list[_State | None] = []

@@ -95,6 +95,16 @@ def another_optimizer_clears() -> None:
 
 
 @wrong(GRADIENTS_ADD_UP)
+def the_model_clears_its_own_and_not_those_of_the_loss() -> None:
+    model, loss = classifier(), nn.Linear(10, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.01)
+    for step in range(STEPS):
+        model.zero_grad(set_to_none=step % 2 == 0)
+        loss_of(nn.Sequential(model, loss), step).backward()
+        optimizer.step()
+
+
+@wrong(GRADIENTS_ADD_UP)
 def nothing_clears_in_a_closure() -> None:
     lbfgs(clears=False)
 
