@@ -63,6 +63,8 @@ class CheckedSession(requests.Session):
 
     def __init__(self, signal: OtlpSignal) -> None:
         super().__init__()
+        # What another package unpacks, such as br, would be asked for as well, if it is installed.
+        self.headers["Accept-Encoding"] = "gzip"
         self._signal = signal
         self.refused_permanently = False
         """Whether sending the same again cannot succeed, by the last response."""
@@ -115,7 +117,7 @@ class CheckedSession(requests.Session):
         if status >= 400:
             self.explanation = _explanation(content_type, response.content)
         elif not is_whole:
-            raise RefusedError("answered with more than OTLP: is the endpoint right?")
+            raise RefusedError("answered with something other than OTLP: is the endpoint right?")
         elif response.content:
             self._check_body(content_type, response.content)
 
@@ -160,13 +162,16 @@ def _read_in_part(response: requests.Response, deadline_seconds: float) -> bool:
 
 
 def _unpacked(packed: bytes, *, is_whole: bool) -> tuple[bytes, bool]:
-    """Return the beginning of what a body unpacks to, and whether that is all; b"" of no zip."""
+    """Return the beginning of what a body unpacks to, and whether that is all of an answer.
+
+    It is not where the body is no zip, or a part of one.
+    """
     unpacking = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
         content = unpacking.decompress(packed, ANSWER_BYTES_MAX)
     except zlib.error:
-        return b"", is_whole
-    return content, is_whole and not unpacking.unconsumed_tail
+        return b"", not packed
+    return content, is_whole and (unpacking.eof or not packed)
 
 
 def _retry_after_seconds(headers: Mapping[str, str]) -> float:

@@ -1,5 +1,6 @@
 """Responses over HTTP that are refusals, or explain one."""
 
+import gzip
 import os
 import socket
 import threading
@@ -17,6 +18,10 @@ from tests.exporters.otlp.service_loop import started
 
 pytestmark = pytest.mark.usefixtures("short_timeout")
 
+_REJECTED = b"\n\x0b\x08\x07\x12\x07too old"
+"""ExportMetricsServiceResponse{partial_success{rejected_data_points: 7, "too old"}}"""
+_GZIP = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
+
 
 @pytest.mark.parametrize(
     ("answer", "said"),
@@ -24,8 +29,10 @@ pytestmark = pytest.mark.usefixtures("short_timeout")
         ({"status": 302, "headers": {"Location": "/login?key=s3cret"}}, "redirect"),
         ({"headers": {"Content-Type": "text/html"}, "body": b"<html>sign in</html>"}, "web page"),
         ({"body": b"\xff\xff\xff"}, "other than OTLP"),
-        # ExportMetricsServiceResponse{partial_success{rejected_data_points: 7, "too old"}}
-        ({"body": b"\n\x0b\x08\x07\x12\x07too old"}, "accepted all but 7: too old"),
+        ({"body": _REJECTED}, "accepted all but 7: too old"),
+        ({"headers": _GZIP, "body": gzip.compress(_REJECTED)}, "accepted all but 7: too old"),
+        ({"headers": _GZIP, "body": _REJECTED}, "other than OTLP"),
+        ({"headers": _GZIP, "body": gzip.compress(_REJECTED)[:-12]}, "other than OTLP"),
     ],
 )
 def test_a_refusal_that_looks_like_success_is_a_failure(answer, said, answers, tmp_path, caplog):
@@ -72,6 +79,8 @@ def test_what_an_error_says_besides_its_status_is_reported(
     [
         {"body": b""},
         {"headers": {"Content-Type": "application/json"}, "body": b"{}"},
+        {"headers": _GZIP, "body": b""},
+        {"headers": _GZIP, "body": gzip.compress(b"")},
         # rejected_data_points: -1
         {"body": b"\n\x0b\x08" + b"\xff" * 9 + b"\x01"},
     ],
@@ -174,4 +183,4 @@ def test_of_an_answer_without_end_only_the_beginning_is_read(
     assert peak_bytes < 32 << 20
     assert sum(sent) < 32 << 20  # what the system's buffers take included
     if status == 200:
-        assert "more than OTLP" in caplog.text
+        assert "other than OTLP" in caplog.text
