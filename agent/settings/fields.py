@@ -27,6 +27,8 @@ SECRETS = ("token", "basic_auth_password")
 """Settings whose values no message shows; each travels in its own variable."""
 GUARDS = ("tls_certificate", "tls_key", "tls_client_ca", "basic_auth_user", "basic_auth_password")
 """Settings that restrict who may read the agent's port."""
+_INTEGER_MAX = 2**53
+"""Beyond it there are integers that no float is equal to."""
 
 
 def default_directory() -> Path:
@@ -91,6 +93,7 @@ class Settings(BaseSettings):
     layer_interval: int = Field(
         100,
         ge=1,
+        le=_INTEGER_MAX,
         description="Steps between two measurements of every layer: 10 in the first 100 steps, 5 "
         "for 50 steps after a step with non-finite gradients or one that was skipped.",
     )
@@ -173,14 +176,18 @@ class Settings(BaseSettings):
         "False, the same on all ranks of a run: by stock operations of torch.",
     )
     window_seconds: float = Field(
-        120.0, gt=0, description="Window for the largest and smallest gradient norm."
+        120.0, ge=1e-3, description="Window for the largest and smallest gradient norm."
     )
     max_series: int = Field(
-        20_000, ge=100, description="Maximum number of series that one node agent exports."
+        20_000,
+        ge=100,
+        le=_INTEGER_MAX,
+        description="Maximum number of series that one node agent exports.",
     )
     rank_series: int | None = Field(
         None,
         ge=0,
+        le=_INTEGER_MAX,
         description="Maximum number of series that one node agent exports of the healthy ranks of "
         "a run, the worst first. Of the others it exports `mp_agent_rank_up` alone; ranks in "
         "trouble keep all of theirs. Without a value there is no limit.",
@@ -277,14 +284,16 @@ class Settings(BaseSettings):
     flight_steps: int = Field(
         200,
         ge=1,
+        le=_INTEGER_MAX,
         description="Maximum number of steps per rank in a flight record; a rank keeps 1024.",
     )
     flight_records_max: int = Field(
-        10, ge=0, description="Flight records kept per run; 0 disables them."
+        10, ge=0, le=_INTEGER_MAX, description="Flight records kept per run; 0 disables them."
     )
     flight_bytes_max: int = Field(
         256 * 2**20,
         ge=2**20,
+        le=_INTEGER_MAX,
         description="Maximum total size in bytes of the flight records of a run.",
     )
     check_script: bool = Field(
@@ -321,12 +330,12 @@ class Settings(BaseSettings):
         "`mp_agent.global_statistics()` has them on every rank.",
     )
     reduction_interval: int = Field(
-        10, ge=1, description="Steps between two reductions by the ranks."
+        10, ge=1, le=_INTEGER_MAX, description="Steps between two reductions by the ranks."
     )
     time_scale: float = Field(
         1.0,
-        gt=0,
-        allow_inf_nan=False,
+        ge=1e-6,
+        le=1e6,
         description="Factor for the windows and delays of the conditions that the node agent "
         "evaluates, as `mp-agent rules --time-scale` for the rules; for demonstrations.",
     )

@@ -29,6 +29,15 @@ def test_argument_beats_variable_beats_file_beats_default(monkeypatch, tmp_path)
         ("thresholds", {"no_such": 1.0}),
         ("exporters", ("carrier-pigeon",)),
         ("no_such_setting", 1),
+        ("window_seconds", 1e-300),
+        ("time_scale", 5e-324),
+        ("layer_interval", 10**20),
+        ("max_series", 10**20),
+        ("rank_series", 10**20),
+        ("flight_steps", 10**20),
+        ("flight_records_max", 10**20),
+        ("flight_bytes_max", 10**20),
+        ("reduction_interval", 10**20),
     ],
 )
 def test_wrong_argument_raises_naming_field_and_value(name, value):
