@@ -90,11 +90,13 @@ def site_values(
     )
 
 
-def usable_values(settings: Settings, *, time_scale: float = 1.0) -> tuple[Values, int]:
+def usable_values(
+    settings: Settings, *, time_scale: float = 1.0, logged: bool = True
+) -> tuple[Values, int]:
     """Return what is in force in a node agent, and how many overrides were ignored.
 
-    What `site_values` would refuse is logged by its name and left out: a wrong setting must not
-    cost a run its detectors.
+    What `site_values` would refuse is left out: a wrong setting must not cost a run its detectors.
+    logged: whether it is logged, by its name.
     """
     with suppress(SettingError):
         return site_values(settings, time_scale=time_scale), 0
@@ -106,7 +108,8 @@ def usable_values(settings: Settings, *, time_scale: float = 1.0) -> tuple[Value
             values = site_values(candidate, time_scale=time_scale)
         except SettingError as error:
             ignored += 1
-            log.warning("alerts: %s; it is ignored", error)
+            if logged:
+                log.warning("alerts: %s; it is ignored", error)
         else:
             usable = candidate
     return values, ignored

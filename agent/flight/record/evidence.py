@@ -89,9 +89,12 @@ def _moment(line: str) -> float | None:
         return None
 
 
-def values_of(settings: Settings) -> Values:
-    """Return what a node agent with these settings judges by."""
-    return usable_values(settings, time_scale=settings.time_scale)[0]
+def values_of(settings: Settings, *, logged: bool = True) -> Values:
+    """Return what a node agent with these settings judges by.
+
+    logged: whether it is logged which of them it ignores.
+    """
+    return usable_values(settings, time_scale=settings.time_scale, logged=logged)[0]
 
 
 def recorded_values(thresholds: Mapping[str, float], settings: Mapping[str, Any]) -> Values:
@@ -200,6 +203,7 @@ def gather(
     used = [r for r in records if any(log.identity in kept for log in r.ranks)]
     used.sort(key=lambda record: record.written_unix_seconds)
     left_out = sum(record.left_out for record in used)
+    notes = [*notes, *_strangers(records, used)]
     return Evidence(
         source=source,
         ranks=ranks,
@@ -211,6 +215,17 @@ def gather(
         versions=used[-1].versions,
         notes=(*notes, *([f"{left_out} rows were omitted for size"] if left_out else [])),
     )
+
+
+def _strangers(records: Sequence[NodeRecord], used: Sequence[NodeRecord]) -> Iterator[str]:
+    """Yield what is said of records that do not belong to the attempt; not of earlier attempts'."""
+    run, names = used[-1].run, {record.request.name for record in used}
+    for record in records:
+        node = f"the record of node {record.node_rank}, written on {record.host}"
+        if record.run != run:
+            yield f"{node}, is of another run, {record.run}, and left out"
+        elif record.request.name in names and record not in used:
+            yield f"{node}, is of another attempt, and left out"
 
 
 def _age(log: RankLog) -> tuple[int, int, int]:

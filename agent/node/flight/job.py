@@ -143,7 +143,7 @@ def make_record(
             "numpy": np.__version__,
         },
         settings=public_settings(settings),
-        thresholds=dict(values_of(settings).limits),
+        thresholds=dict(values_of(settings, logged=False).limits),
         ranks=ranks,
     )
 

@@ -164,7 +164,7 @@ _HEADERS = {
 
 def runbook_routes(settings: Settings) -> list[web.RouteDef]:
     """Return the routes of `/runbooks/`, the list, and `/runbooks/NAME`."""
-    values = usable_values(settings, time_scale=settings.time_scale)[0]
+    values = usable_values(settings, time_scale=settings.time_scale, logged=False)[0]
 
     async def runbook(request: web.Request) -> web.Response:
         # In a thread: what turns Markdown into HTML is imported by the first request.

@@ -191,7 +191,10 @@ class RunState:
         """Continue from what an earlier node agent committed."""
         self._settings = settings
         self._path = locations.ledger_path(run_dir)
-        values, self.ignored_settings = usable_values(settings, time_scale=settings.time_scale)
+        # Logged for the agent as a whole, whatever number of runs it has.
+        values, self.ignored_settings = usable_values(
+            settings, time_scale=settings.time_scale, logged=False
+        )
         ledger = read_ledger(self._path)
         self.launches = Launches(set(ledger.launches), ledger.newest_unix_ns, ledger.read_launches)
         self.thresholds = values.limits

@@ -144,9 +144,8 @@ def test_a_detached_agent_is_of_its_own_session_and_holds_no_pipe(
 ):
     """A process that waits for the end of the job's output must not wait for the agent."""
     rank = start_rank()
-    starter = start_agent(
-        settings.model_copy(update={"linger_seconds": 0.0}), "--detach", "--run-dir", run_dir
-    )
+    changes = {"linger_seconds": 0.0, "alerts": {"nothing_like_it": "1"}}
+    starter = start_agent(settings.model_copy(update=changes), "--detach", "--run-dir", run_dir)
     assert starter.wait(10) == 0
     assert locations.agent_running(run_dir), "the lock is held before the starter is gone"
 
@@ -158,3 +157,4 @@ def test_a_detached_agent_is_of_its_own_session_and_holds_no_pipe(
     (log,) = settings.log_dir.iterdir()
     assert log.name == f"{run_dir.name}.log"
     assert "ended, killed" in log.read_text()
+    assert log.read_text().count("'nothing_like_it' is unknown") == 1
