@@ -127,6 +127,8 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _REASON_CHARACTERS_MAX = 60
 _STALE_SECONDS = 3600.0
 """An unfinished file is another writer's until then: a job of the same name, on another machine."""
+_CLOCKS_APART_SECONDS = 7200.0
+"""A record is named by the clock of its root agent."""
 REPORT_PAGE, REPORT_DOCUMENT = "postmortem.html", "postmortem.json"
 REPORT_BYTES_MAX = 1 << 24
 
@@ -151,10 +153,19 @@ def newest_report(flight_dir: Path, run: str, name: str) -> bytes | None:
     One that another user wrote, or that is too large, counts as none.
     """
     found = records_directory(flight_dir, run).glob(f"*/{name}")
-    for path in sorted(found, key=lambda path: path.parent.name, reverse=True):
+    for path in sorted(found, key=_age, reverse=True):
         if (content := read_private(path, REPORT_BYTES_MAX)) is not None:
             return content
     return None
+
+
+def _age(path: Path) -> tuple[bool, str]:
+    """Return what sorts the files of records by their age.
+
+    A time that is still to come is of a clock that has been set back since: those are the oldest.
+    """
+    name = path.parent.name
+    return name < record_name(time.time() + _CLOCKS_APART_SECONDS, ""), name
 
 
 def records_directory(flight_dir: Path, run: str) -> Path:
@@ -210,7 +221,7 @@ def _prune(run_dir: Path, file: str, *, keep: Path, records_max: int, bytes_max:
         for unfinished in run_dir.glob(f"*/.{file}.*"):
             if time.time() - unfinished.stat().st_mtime > _STALE_SECONDS:
                 unfinished.unlink(missing_ok=True)
-    found = sorted(run_dir.glob(f"*/{file}"), key=lambda path: path.parent.name)
+    found = sorted(run_dir.glob(f"*/{file}"), key=_age)
     sizes = {path: _size(path) for path in found}
     for path in found:
         if len(sizes) <= max(records_max, 1) and sum(sizes.values()) <= bytes_max:

@@ -78,6 +78,19 @@ def test_of_several_files_a_damaged_one_is_noted(tmp_path):
     assert evidence.notes[0].startswith(f"{broken}: ")
 
 
+def test_what_is_of_another_run_or_attempt_in_the_same_record_is_noted(tmp_path):
+    path = put(tmp_path, log(0, created_unix_ns=10**15))
+    put(tmp_path, log(1, node_rank=1), node_rank=1)
+    (note,) = load(path.parent).notes
+    assert note == "the record of node 1, written on host, is of another attempt, and left out"
+    other = renamed(make_node_record(log(1, run="other")), path.parent.name)
+    other = replace(other, run="other", node_rank=2)
+    written = write_record(tmp_path, other, records_max=9, bytes_max=2**20)
+    shutil.copy(written, path.with_name("node1.npz"))
+    (note,) = load(path.parent).notes
+    assert "of node 2" in note and "is of another run, other, and left out" in note
+
+
 @pytest.mark.parametrize(
     ("prepare", "problem"),
     [

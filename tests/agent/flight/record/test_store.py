@@ -9,7 +9,13 @@ import pytest
 
 from mp_agent.errors import RingError
 from mp_agent.flight.record.archive import read_archive
-from mp_agent.flight.record.store import record_name, records_directory, write_record
+from mp_agent.flight.record.store import (
+    REPORT_PAGE,
+    newest_report,
+    record_name,
+    records_directory,
+    write_record,
+)
 from tests.agent.flight.builders import make_log, make_node_record, make_segment, renamed
 
 MEGABYTE = 2**20
@@ -45,6 +51,15 @@ def test_the_oldest_go_when_there_are_too_many(tmp_path):
     for number in range(5):
         write(tmp_path, number, records_max=3)
     assert kept(tmp_path) == [record_name(1_000_000.0 + n, "request") for n in (2, 3, 4)]
+
+
+def test_those_that_a_clock_ahead_has_named_are_the_oldest_once_it_is_right(tmp_path):
+    for moment in (4e9, 4e9 + 1, 1_000_000.0, 1_000_001.0):
+        record = renamed(make_node_record(), record_name(moment, "request"))
+        path = write_record(tmp_path, record, records_max=2, bytes_max=MEGABYTE)
+        (path.parent / REPORT_PAGE).write_text(str(moment))
+        assert newest_report(tmp_path, "llama", REPORT_PAGE) == str(moment).encode()
+    assert kept(tmp_path) == [record_name(1_000_000.0 + n, "request") for n in (0, 1)]
 
 
 def test_the_oldest_go_when_they_are_too_large_together(tmp_path):
