@@ -95,7 +95,9 @@ def _read_file(path: Path, options: ReadOptions) -> Sequence[TrainingLog]:
     try:
         # What was named may be a console that begins with more than is looked at.
         return ANY_CONSOLE.read(path, options)
-    except (LogError, OSError):
+    except (LogError, OSError) as error:
+        if isinstance(error, OSError) and not path.is_dir():
+            raise
         known = ", ".join(format_names())
         raise LogError(
             f"is a log of no known format; known: {known}; see --format, or name a column of its "

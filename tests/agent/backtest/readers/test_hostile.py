@@ -53,6 +53,8 @@ def test_a_folder_with_a_pipe_and_a_device_ends_with_the_logs_that_are_files(
         assert f"device/{name}: not a regular file" in result.output
     if command == "backtest":
         assert "20 points of csv" in result.output
+        pipe = folder / "not-named-like-a-log"
+        assert refused(backtest(pipe)).endswith(f"{pipe}: not a regular file")
 
 
 @pytest.mark.parametrize("name", ["run.csv", "run.json", "run.log", "r.wandb", "x.tfevents"])
