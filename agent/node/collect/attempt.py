@@ -6,7 +6,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from mp_agent.errors import FailureLog
-from mp_agent.inputs.files import as_utf8
+from mp_agent.inputs.files import printable
 from mp_agent.node.collect.rank_source import RankSource, RingBatch, run_end
 from mp_agent.node.merge.node_layers import RankLayers, reduce_layers
 from mp_agent.node.merge.node_steps import RankStep, observed_columns, reduce_step
@@ -336,7 +336,7 @@ def _status(source: RankSource) -> RankStatus:
     return RankStatus(
         rank=source.identity.rank,
         phase=state.phase,
-        phase_name=as_utf8(state.phase_name),
+        phase_name=printable(state.phase_name),
         started_sequence=state.started_sequence,
         committed_sequence=state.committed_sequence,
         end=source.end,

@@ -17,6 +17,7 @@ from torch.utils.data import get_worker_info
 
 from mp_agent.errors import RingError
 from mp_agent.inputs.addresses import is_loopback
+from mp_agent.inputs.files import printable
 from mp_agent.probe.processes.launchers import (
     Members,
     SlurmTask,
@@ -232,7 +233,10 @@ def make_identity(
     launcher = launcher_name(world_size, task, environ)
     several_nodes = world_size > place.local_world_size
     identity = RankIdentity(
-        run=run or run_name(environ, launcher, task, several_nodes=several_nodes),
+        # Part of alerts, which mails and pages show as they are.
+        run=printable(
+            run.strip() or run_name(environ, launcher, task, several_nodes=several_nodes)
+        ),
         attempt=integer(environ, "TORCHELASTIC_RESTART_COUNT", task.restarts if task else 0),
         launch=launch_name(environ, launcher),
         rank=rank,

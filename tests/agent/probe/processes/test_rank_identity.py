@@ -27,6 +27,13 @@ def test_without_a_launcher_it_is_a_world_of_one():
 
 def test_the_setting_beats_every_derived_name():
     assert make_identity("mine", TORCHRUN).run == "mine"
+    assert make_identity(" ", TORCHRUN).run == "job-7"
+
+
+def test_a_name_cannot_change_the_direction_in_which_a_mail_is_read():
+    assert make_identity(" a\u202eb\n\udcff ", {}).run == r"a\u202eb\n\udcff"
+    environ = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "\u2066x"}
+    assert make_identity(environ=environ).run == r"\u2066x"
 
 
 def test_unparsable_launcher_variables_do_not_raise():
