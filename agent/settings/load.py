@@ -31,6 +31,8 @@ HANDOVER_VARIABLE = "MP_AGENT_NODE_SETTINGS"
 _OTHER_VARIABLES = (CONFIG_VARIABLE, HANDOVER_VARIABLE, "MP_AGENT_ATTACH")
 
 _FILE_BYTES_MAX = 1 << 20
+_UNREADABLE = object()
+"""In place of a value: its file cannot be read, as was logged."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 300
@@ -52,8 +54,9 @@ def load_settings(*, refuse: Collection[str] = (), **arguments: Any) -> tuple[Se
     refused_guards: set[str] = set()
     ignored = 0
     for origin, name, value in (*_file_values(), *_environment_values()):
-        problem = _problem(name, value)
-        if problem is None:
+        if value is _UNREADABLE:
+            ignored += 1
+        elif (problem := _problem(name, value)) is None:
             values[name] = value
             refused_guards.discard(name)
         elif name in refuse:
@@ -140,7 +143,7 @@ def _file_values() -> Iterator[tuple[str, str, Any]]:
     except Exception as error:
         why = " ".join(str(error).split())  # the repr of some holds the whole file
         log.warning("settings file %s cannot be read and is ignored: %s", path, why)
-        yield str(path), "settings file", "unreadable"
+        yield str(path), "", _UNREADABLE
         return
     for name, value in table.items():
         yield f"{path}: {name}", str(name), value

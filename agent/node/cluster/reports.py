@@ -1,6 +1,7 @@
 """Queues this node's rows until the root has them in its ledger, and builds reports of them."""
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -87,6 +88,7 @@ TABLES_KEPT = 16
 WAITING_BYTES_MAX = 64 * 2**20
 """Bound on the steps that wait for the root, and on the layer tables."""
 
+_EVICTED_MAX = 1 << 16
 _NUMBER_BYTES = 32
 """A number of a row, with the reference to it."""
 
@@ -111,11 +113,13 @@ class RowQueue(Generic[Row]):
     overdue: bool = False
     """Whether there are rows that an earlier `pop` could have returned."""
     lost: int = 0
-    """Rows that were evicted before they were sent."""
+    """Rows that were evicted before they were sent, or before they were asked for again."""
     bytes_max: int = WAITING_BYTES_MAX
     size_bytes: int = 0
     """About what the rows take."""
     rows: dict[int, Row] = field(default_factory=dict)
+    evicted: deque[int] = field(default_factory=lambda: deque(maxlen=_EVICTED_MAX))
+    """Rows that were sent, and evicted before they were settled."""
 
     def add(self, row: Row) -> None:
         """Keep a row."""
@@ -126,7 +130,10 @@ class RowQueue(Generic[Row]):
             len(self.rows) > self.limit or self.size_bytes > self.bytes_max
         ):
             self.oldest = next(iter(self.rows))
-            self.lost += self.oldest > self.popped
+            if self.oldest > self.popped:
+                self.lost += 1
+            else:
+                self.evicted.append(self.oldest)
             self._drop(self.oldest)
 
     def pop(self, count: int) -> tuple[int, tuple[Row, ...], int]:
@@ -144,7 +151,10 @@ class RowQueue(Generic[Row]):
         self.position = max(self.position, position)
 
     def rewind(self, position: int) -> None:
-        """Let `pop` return again what follows `position`, if it is still kept."""
+        """Let `pop` return again what follows `position`; what is no longer kept is lost."""
+        while self.evicted and self.evicted[-1] > position:
+            self.evicted.pop()
+            self.lost += 1
         popped = min(self.popped, max(position, self.oldest))
         self.overdue = popped < self.popped
         self.popped = popped
@@ -153,6 +163,8 @@ class RowQueue(Generic[Row]):
         """Drop rows that will not be needed again."""
         for sequence in [sequence for sequence in self.rows if sequence <= position]:
             self._drop(sequence)
+        while self.evicted and self.evicted[0] <= position:
+            self.evicted.popleft()
         self.oldest = max(self.oldest, min(position, self.popped))
 
     @property

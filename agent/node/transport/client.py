@@ -288,10 +288,12 @@ class PendingReport:
             self._run.report_dropped(packet.report)
 
     async def too_large(self) -> None:
-        """Shrink the report, or drop it."""
+        """Shrink the report, or drop it; what it may have held is reported again."""
         packet, self._packet = self._packet, None
         if packet is not None:
             await self._shrink(packet.report)
+            if self._packet is None:
+                self._run.report_dropped(packet.report)
 
     async def _pack(self, report: NodeReport) -> None:
         # In a thread: packing a table of all layers would delay the polling of the rings.

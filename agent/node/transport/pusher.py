@@ -31,6 +31,8 @@ _HURRY_SECONDS = 1.0
 """Trouble is pushed at once, but at most this often."""
 _REFUSALS_IN_A_ROW = 3
 """After this many refused reports the next one waits for its regular time."""
+_PUT_OFFS_IN_A_ROW = 3
+"""A root takes the rows of a node that comes back: what still puts it off is no root."""
 _REFUSED_SECONDS = 60.0
 """And four pushes: longer than a root holds to an earlier attempt of a node that is silent."""
 
@@ -51,7 +53,9 @@ class Pusher:
         self._task: asyncio.Task[None] | None = None
         self._due_seconds = 0.0
         self._pushed_seconds = -_HURRY_SECONDS
-        self._failing = self._put_off = False
+        self._failing = False
+        self._put_offs = 0
+        """Answers in a row by which the root has put this node off."""
         self._hurried = False
         """Whether the report that is due, or under way, reports trouble."""
         self._fresh = True
@@ -77,7 +81,8 @@ class Pusher:
     def begin(self) -> None:
         """Push soon: the attempt or its root has changed."""
         self._due_seconds = 0.0
-        self._failing = self._put_off = self.final_accepted = False
+        self._failing = self.final_accepted = False
+        self._put_offs = 0
         self.interval_seconds = self._shortest_seconds
         self._fresh = True
         self._taken_seconds = time.monotonic()
@@ -90,7 +95,7 @@ class Pusher:
         ended = self._ended()
         self.final_accepted = self.final_accepted and ended
         hurried = self._run.urgent and now_seconds >= self._pushed_seconds + _HURRY_SECONDS
-        waits = self._failing or self._put_off
+        waits = self._failing or self._put_offs > 0
         at_once = (hurried or (ended and not self.final_accepted)) and not waits
         self._hurried |= hurried
         if not self.busy and (at_once or now_seconds >= self._due_seconds):
@@ -153,7 +158,7 @@ class Pusher:
             "run": self._run.name,
             "node": str(self._run.identity.node_rank),
             "attempt": str(root.created_unix_ns),
-            **({URGENT: "1"} if self._hurried or self._put_off else {}),
+            **({URGENT: "1"} if self._hurried or self._put_offs else {}),
         }
 
     def _settle(self, receipt: Receipt, size: int) -> None:
@@ -166,7 +171,8 @@ class Pusher:
         )
         if self._failing:
             log.info("run %s: the root agent at %s answers", self._run.name, self._root.url)
-        self._failing = self._put_off = self._hurried = False
+        self._failing = self._hurried = False
+        self._put_offs = 0
         self._backoff.reset()
         self._logged.clear()
 
@@ -183,8 +189,8 @@ class Pusher:
             )
 
     async def _postpone(self, reply: Reply) -> None:
-        if reply.put_off:
-            self._put_off = True
+        if reply.put_off and self._put_offs < _PUT_OFFS_IN_A_ROW:
+            self._put_offs += 1
             self._counts = replace(self._counts, pushes_put_off=self._counts.pushes_put_off + 1)
             self._due_seconds = time.monotonic() + reply.retry_after_seconds
             return

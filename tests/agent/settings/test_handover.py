@@ -65,10 +65,15 @@ def _floats() -> list[str]:
 
 
 _HUGE = 1.7976931348623157e308
-_REFUSED = {"time_scale": (math.inf,), "root_core_share": (math.inf, _HUGE)}
+_TINY = 5e-324
+_REFUSED = {
+    "time_scale": (math.inf, _HUGE, _TINY),
+    "window_seconds": (_TINY,),
+    "root_core_share": (math.inf, _HUGE),
+}
 
 
-@pytest.mark.parametrize("value", [math.inf, 0.1 + 0.2, 5e-324, _HUGE])
+@pytest.mark.parametrize("value", [math.inf, 0.1 + 0.2, _TINY, _HUGE])
 def test_every_float_arrives_exactly(monkeypatch, subtests, value):
     for name in _floats():
         with subtests.test(name), monkeypatch.context() as patched:

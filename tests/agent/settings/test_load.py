@@ -89,7 +89,7 @@ def test_of_a_binary_file_the_log_says_why_and_not_what_it_holds(monkeypatch, tm
     file.write_bytes(b"PK" + b"\xff\n" * 5000)
     monkeypatch.setenv("MP_AGENT_CONFIG", str(file))
     assert load_settings()[1] == 1
-    message = caplog.records[0].message
+    (message,) = caplog.messages
     assert "can't decode byte 0xff" in message and len(message) < 300
 
 

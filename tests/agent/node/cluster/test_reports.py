@@ -93,6 +93,12 @@ def test_the_oldest_rows_are_lost_first_and_counted_if_never_delivered():
     box.add(row(5))
     assert box.lost == 2, "the root may have had it"
     assert box.oldest == 3
+    box.add(row(6))
+    box.settle(3)
+    box.rewind(3)
+    assert box.lost == 3, "the root has asked for what followed the third"
+    box.rewind(3)
+    assert box.lost == 3
 
 
 def test_rows_that_wait_are_bounded_in_bytes_and_what_had_to_go_is_counted():

@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from mp_agent.node.endpoint import Endpoint
-from mp_agent.node.transport.client import URGENT, PushClient
+from mp_agent.node.transport.client import ROWS_PATH, URGENT, PushClient
 from mp_agent.node.transport.pace import PushPace
 from mp_agent.node.transport.root_link import RootLink
 from mp_agent.node.transport.service import ReportHandlers
@@ -119,6 +120,26 @@ def test_what_is_put_off_arrives_later_and_is_no_failure(root, node, caplog):
     with caplog.at_level(logging.WARNING):
         play(act)
     assert caplog.text == ""
+
+
+def test_a_server_that_always_puts_off_is_no_root_that_is_well(node, caplog):
+    async def busy(request: web.Request) -> web.Response:
+        return web.Response(status=503, headers={"Retry-After": "1"}, text="maintenance")
+
+    async def act(client: PushClient) -> None:
+        link = RootLink(node, SETTINGS, client, {})
+        async with serving([web.post(ROWS_PATH, busy)]) as endpoint:
+            node.note(url=endpoint.url)
+            node.waiting = [make_report(1)]
+            for _ in range(4):
+                link.pusher._due_seconds = 0.0
+                link.tick(time.monotonic(), NOWHERE)
+                await link.pusher._task
+        assert (link.view.pushes_put_off, link.view.push_failures) == (3, 1)
+
+    with caplog.at_level(logging.WARNING):
+        play(act)
+    assert "503: maintenance" in caplog.text
 
 
 def test_trouble_that_begins_while_a_report_waits_is_called_urgent(root, node):

@@ -59,5 +59,6 @@ def test_what_is_too_large_goes_without_its_layers_and_then_not_at_all(run):
     assert outbox.reports_dropped == 1
 
     asyncio.run(outbox.too_large())
+    assert [report.position for report in run.dropped] == [1]
     assert sent(outbox) is None
     assert outbox.reports_dropped == 3
