@@ -2,11 +2,12 @@
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -74,21 +75,44 @@ def load_target(text: str) -> tuple[Any, Any, Any]:
 
     The function gets no arguments and returns (model, batch) or (model, batch, loss). A script's
     directory is searched for its imports, as Python does when it runs it. Raises CompareError,
-    naming the target, when there is no such function, or it returns something else. What the
-    script or the function raises is raised.
+    naming the target, when there is no such function, or it needs arguments or returns something
+    else, or the script is no Python. What the script or the function raises is raised.
     """
-    place, _, name = text.rpartition(":")
-    module = _module(place)
-    make = getattr(module, name, None)
-    if not callable(make):
-        raise CompareError(f"{text}: {place} has no function {name}")
-    made = make()
+    with redirect_stdout(sys.stderr):  # standard output is for the result
+        made = _function(text)()
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         found = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
         raise CompareError(
             f"{text}: returned {found}; it has to return (model, batch) or (model, batch, loss)"
         )
     return (*made, None) if len(made) == 2 else made
+
+
+def _function(text: str) -> Callable[[], Any]:
+    place, _, name = text.rpartition(":")
+    try:
+        module = _module(place)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        if _own_frames(error):
+            raise
+        why = str(error) or "it is nested too deeply"
+        raise CompareError(f"{place}: cannot be read as Python: {why}") from error
+    make: Any = getattr(module, name, None)
+    if not callable(make):
+        raise CompareError(f"{text}: {place} has no function {name}")
+    _check_arguments(text, make)
+    return make
+
+
+def _check_arguments(text: str, make: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):
+        return  # one of C's may have none
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise CompareError(f"{text}: is called without arguments: {error}") from error
 
 
 def _module(place: str) -> Any:
@@ -120,7 +144,10 @@ def progress_bar(shown: bool | None = None) -> "Iterator[ProgressBar]":
     console = Console(file=sys.stderr)
     visible = console.is_terminal if shown is None else shown
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not visible) as progress:
+    with (
+        redirect_stdout(sys.stderr),  # standard output is for the result
+        Progress(*columns, TimeElapsedColumn(), console=console, disable=not visible) as progress,
+    ):
         yield ProgressBar(progress)
 
 

@@ -245,7 +245,9 @@ class _Criterion:
 def scalar(loss: Any) -> Tensor:
     """Return a loss as a 0-dim tensor; raises CompareError unless it is one real number."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-        found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        found = type(loss).__name__
+        if isinstance(loss, Tensor):
+            found = f"{loss.dtype} of shape {tuple(loss.shape)}"
         raise CompareError(f"loss: is {found} and not one floating-point number")
     return loss.reshape(())
 

@@ -52,6 +52,14 @@ class Holds(nn.Linear):
 def exits_in_forward():
     return Holds(exit), (torch.zeros(8, 4), torch.zeros(8, 2)), nn.MSELoss()
 
+def of_arguments(size):
+    return make_model()
+
+def prints():
+    print("the model is made")
+    called = lambda inputs: print("the model is called")
+    return Holds(called), (torch.randn(8, 4), torch.zeros(8, 2)), nn.MSELoss()
+
 def nested():
     return Holds(Deep()), (torch.zeros(8, 4), torch.zeros(8, 2)), nn.MSELoss()
 
@@ -88,6 +96,13 @@ def test_json_and_a_page_are_written(script, tmp_path):
     assert done.stdout == f"{page}\n" and page.read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize("command", ["compare", "compare --gradients", "recommend"])
+def test_what_the_model_prints_is_no_part_of_the_result(script, command):
+    done = CliRunner().invoke(main, [*command.split(), f"{script}:prints", "--json"])
+    assert isinstance(json.loads(done.stdout), dict)
+    assert "the model is made" in done.stderr and "the model is called" in done.stderr
+
+
 def test_a_precision_that_is_required_decides_the_exit_code(script):
     options = ["--dtype", "tf32", "--search-trials", "0"]
     assert run(f"{script}:make_model", *options, "--require", "tf32").exit_code == 0
@@ -99,6 +114,8 @@ def test_a_precision_that_is_required_decides_the_exit_code(script):
     ("target", "message"),
     [
         ("{script}:nothing", "has no function nothing"),
+        ("{script}:of_arguments", "called without arguments: missing a required argument: 'size'"),
+        ("{script}x.py:make", "x.py: cannot be read as Python: invalid syntax"),
         ("{script}:only_a_model", "returned Linear; it has to return (model, batch)"),
         ("/nothing.py:make", "/nothing.py: no such file"),
         ("no_such_module:make", "no_such_module: no such module"),
@@ -107,6 +124,7 @@ def test_a_precision_that_is_required_decides_the_exit_code(script):
     ],
 )
 def test_what_cannot_be_compared_is_named(script, target, message):
+    Path(f"{script}x.py").write_text("def make(:")
     done = run(target.format(script=script))
     assert done.exit_code == 2 and message in done.output
 

@@ -148,7 +148,10 @@ def test_two_comparisons_give_the_same_numbers():
     [
         ({"model": "x"}, "model: str is not a torch.nn.Module"),
         ({"loss": 3}, "loss: 3 is neither"),
-        ({"loss": lambda model, batch: model(batch[0])}, r"loss: is \(16, 4\) and not one"),
+        (
+            {"loss": lambda model, batch: model(batch[0])},
+            r"loss: is torch.float32 of shape \(16, 4\) and not one",
+        ),
         ({"batch": torch.ones(3)}, "batch: Tensor is no pair"),
         ({"tolerance": 0.0}, "tolerance: 0.0 is not a positive"),
         ({"loss_scale": float("nan")}, "loss_scale: nan is not a positive"),
