@@ -73,6 +73,12 @@ def _rows_csv(text: str, delimiter: str, problems: Problems) -> Iterator[Row]:
         heading = [name.strip().strip("\ufeff") for name in next(lines, [])]
         if not any(heading):
             raise LogError("line 1: holds no column names")
+        known: set[str] = set()
+        for place, name in enumerate(heading):
+            if name in known:
+                problems.add(1, f"column {name!r} occurs again")
+                heading[place] = ""  # no name is that of a quantity
+            known |= {name} - {""}
         for cells in lines:
             if delimiter == ";":
                 cells = [_with_point(cell) for cell in cells]

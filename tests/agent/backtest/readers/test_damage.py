@@ -103,3 +103,11 @@ def test_a_line_with_too_many_values_is_named(tmp_path: Path):
     (log,) = read_logs(str(path), ReadOptions())
     assert [point.step for point in log.points] == [1, 3]
     assert log.notes == ("line 3: holds 3 values, the heading 2; it is left out",)
+
+
+def test_of_columns_of_one_name_the_first_is_read_and_the_others_are_noted(tmp_path: Path):
+    path = tmp_path / "run.csv"
+    path.write_text("step,loss,,loss,\n1,2.5,,7,\n2,2.0,,7,\n")
+    (log,) = read_logs(str(path), ReadOptions())
+    assert [point.loss for point in log.points] == [2.5, 2.0]
+    assert "line 1: column 'loss' occurs again; it is left out" in log.notes
