@@ -25,6 +25,9 @@ from mp_agent.node.http.connections import (
 from mp_agent.node.logs import OncePerKind
 from mp_agent.settings import Settings
 
+_VERSIONS = ("0.0.1", "0.0.4", "1.0.0")
+"""Of OpenMetrics and of Prometheus' text."""
+
 
 def accepts_gzip(accept_encoding: str) -> bool:
     """Return whether a response may be compressed: `gzip` or `*` has a quality above 0.
@@ -39,9 +42,17 @@ def accepts_gzip(accept_encoding: str) -> bool:
 
 
 def wanted_types(accept: str) -> str:
-    """Return an Accept header without the media types that the client refuses by `q=0`."""
+    """Return an Accept header without the media types that cannot be had.
+
+    Those that the client refuses by `q=0`, and those of other versions: the library would claim to
+    answer in any, or fail.
+    """
     parts = (part.strip() for part in accept.split(","))
-    return ",".join(part for part in parts if part and _quality(part) > 0.0)
+    return ",".join(part for part in parts if part and _quality(part) > 0.0 and _has_version(part))
+
+
+def _has_version(part: str) -> bool:
+    return _parameter(part, "version", _VERSIONS[0]).strip('"') in _VERSIONS
 
 
 def _qualities(header: str) -> Mapping[str, float]:
@@ -52,11 +63,16 @@ def _qualities(header: str) -> Mapping[str, float]:
 
 def _quality(part: str) -> float:
     """Return the quality of a header's element; 1 by default, 0 if it is malformed."""
+    return _number(_parameter(part, "q", "1"))
+
+
+def _parameter(part: str, name: str, otherwise: str) -> str:
+    """Return a parameter of a header's element; `otherwise` without one."""
     for parameter in part.split(";")[1:]:
-        name, _, value = parameter.partition("=")
-        if name.strip().lower() == "q":
-            return _number(value.strip())
-    return 1.0
+        own, _, value = parameter.partition("=")
+        if own.strip().lower() == name:
+            return value.strip()
+    return otherwise
 
 
 def _number(text: str) -> float:

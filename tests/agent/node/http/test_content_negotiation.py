@@ -1,3 +1,4 @@
+from mp_agent.exporters.prometheus import content_type
 from mp_agent.node.http.server import accepts_gzip, wanted_types
 from tests.subtests import each
 
@@ -36,3 +37,10 @@ def test_a_media_type_of_quality_0_is_not_offered():
 
     assert wanted_types(f"{refused}, text/plain;q=0.3,") == "text/plain;q=0.3"
     assert wanted_types("") == ""
+
+
+@each("version", ["9.9.9", "abc", "1e999", "", '"', "1.0.0.0"])
+def test_a_version_that_there_is_not_is_not_offered(version):
+    wanted = f"application/openmetrics-text;version={version}"
+    assert wanted_types(f"{wanted}, text/plain;version=0.0.4") == "text/plain;version=0.0.4"
+    assert content_type(wanted_types(wanted)) == content_type("")
