@@ -136,11 +136,12 @@ class Attachment:
 
     def _connect(self) -> RingWriter | None:
         """Create this rank's ring, and start what belongs to it; see `RankRingFactory.create`."""
-        ring = self._rings.create()
-        if ring is None:
-            return None
-        ring.writer.count(setting_errors=self._setting_errors)
-        self._ring = ring
+        if self._ring is None:  # else a signal handler has raised in what follows
+            self._ring = self._rings.create()
+            if self._ring is None:
+                return None
+            self._ring.writer.count(setting_errors=self._setting_errors)
+        ring = self._ring
         self._note_the_end(ring.writer)
         self._conditions = ConditionCallbacks(
             ring.run_dir,
@@ -198,6 +199,13 @@ class Attachment:
             log.warning(
                 "the program has closed all its descriptors, and mp_agent's with them: training "
                 "goes on unwatched, and the node agent takes this rank for one that was killed"
+            )
+            self.probe.later(self.withdraw)
+            return
+        if self._ring is not None and self._ring.writer.is_truncated:
+            log.warning(
+                "another process has truncated %s: training goes on unwatched",
+                self._ring.writer.path,
             )
             self.probe.later(self.withdraw)
             return

@@ -135,7 +135,9 @@ _MAPPED_UNTIL_EXIT: list[tuple[mmap.mmap, memoryview]] = []
 
 
 class RingWriter:
-    """The ring of this process. In a forked child, and after `close()`, every method does nothing.
+    """The ring of this process.
+
+    In a forked child, after `close()`, and once it is truncated, every method does nothing.
 
     The process must not open the file a second time: closing that fd would drop the lock by which
     others see that it lives.
@@ -149,6 +151,9 @@ class RingWriter:
         self._owner_pid = os.getpid()
         """0 once the ring is closed; a forked child has another one."""
         self._maps: list[tuple[mmap.mmap, memoryview]] = []
+        self._size_bytes = 0
+        self.is_truncated = False
+        """Whether another process has truncated the file; nothing is written to it then."""
         memory = self._map(0, HEAD_BYTES)
         self._state = LiveState()
         self._states = SlotWriter(memory, STATE_SLOTS)
@@ -207,7 +212,7 @@ class RingWriter:
         Raises OSError when memory cannot be reserved, which says what size would do where a file
         system is full; the ring then goes on as it was.
         """
-        if os.getpid() != self._owner_pid:
+        if not self._may_write():
             return
         encoded = encode_schema(schema)
         layout = layout_for(schema, len(encoded), self._head, device_slots)
@@ -239,7 +244,7 @@ class RingWriter:
         An open record is read only if the rank dies before the record is written complete. Raises
         ValueError when its arrays do not fit the schema, RingError before `write_schema`.
         """
-        if os.getpid() != self._owner_pid:
+        if not self._may_write():
             return
         body, state = self._body, self._state
         if body is None:
@@ -288,7 +293,7 @@ class RingWriter:
 
     def write_layers(self, table: LayerTable) -> None:
         """Write the layers of a step. Raises like `write_step`."""
-        if os.getpid() != self._owner_pid:
+        if not self._may_write():
             return
         body, state = self._body, self._state
         if body is None:
@@ -300,7 +305,7 @@ class RingWriter:
 
     def stamp(self, phase: Phase, *, name: str = "", sequence: int | None = None) -> None:
         """Set the rank's phase, the phase's own name, and the step that it works on."""
-        if os.getpid() != self._owner_pid:
+        if not self._may_write():
             return
         state = self._state
         state.phase = phase
@@ -320,7 +325,7 @@ class RingWriter:
 
         Raises OSError or AttributeError where the C library cannot do it.
         """
-        if os.getpid() != self._owner_pid:
+        if not self._may_write():
             return
         if record:
             RECORDER.arm(self._fd)
@@ -330,7 +335,7 @@ class RingWriter:
 
     def wait_for_export(self, waiting: bool) -> None:
         """Record whether the rank stays only until its last state has been exported."""
-        if os.getpid() != self._owner_pid:
+        if not self._may_write():
             return
         self._state.scrape_wait = waiting
         self._publish()
@@ -344,7 +349,7 @@ class RingWriter:
         probe_seconds: float = 0.0,
     ) -> None:
         """Add to the counters of the rank's state."""
-        if os.getpid() != self._owner_pid:
+        if not self._may_write():
             return
         self._state.probe_errors += probe_errors
         self._state.setting_errors += setting_errors
@@ -360,7 +365,7 @@ class RingWriter:
     def note_unsupported(self, feature: str) -> None:
         """List a feature that cannot be measured, once; those that no longer fit are left out."""
         feature = feature[:_FEATURE_CHARACTERS_MAX]
-        if os.getpid() != self._owner_pid or feature in self._unsupported:
+        if not self._may_write() or feature in self._unsupported:
             return
         listed = [*self._unsupported, feature]
         encoded = json.dumps(listed).encode()
@@ -386,6 +391,22 @@ class RingWriter:
         if not lost:
             os.close(self._fd)
 
+    def _may_write(self) -> bool:
+        """Return whether this process owns the ring, and all of it is there.
+
+        To write to what a mapping has of a truncated file would end the process by SIGBUS.
+        """
+        if os.getpid() != self._owner_pid or self.is_truncated:
+            return False
+        try:
+            status = os.fstat(self._fd)
+        except OSError:
+            return True  # the program has closed the descriptor, and the mapping is there
+        if status.st_size < self._size_bytes and os.path.samestat(status, self._file):
+            self.is_truncated = True
+            RECORDER.disarm()
+        return not self.is_truncated
+
     def _publish(self) -> None:
         # The number is taken before anything is written: a signal handler that interrupts the
         # write and publishes too gets the next slot.
@@ -400,6 +421,7 @@ class RingWriter:
         # all kept until close().
         with beyond_standard_streams():
             mapping = mmap.mmap(self._fd, length, offset=offset)
+        self._size_bytes = max(self._size_bytes, offset + length)
         self._maps.append((mapping, memoryview(mapping)))
         return self._maps[-1][1]
 

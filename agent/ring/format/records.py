@@ -280,6 +280,7 @@ def encode_name(name: str) -> bytes:
 
 _UNBUFFERED = 2
 _MAP_FIXED = 0x10
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class ExitStatusRecorder:
@@ -300,8 +301,13 @@ class ExitStatusRecorder:
         self._map(mmap.MAP_SHARED, ring_fd)
         os.pwrite(ring_fd, EXIT_STATUS.pack(EXIT_ARMED, EXIT_PENDING), EXIT_OFFSET)
 
+    def disarm(self) -> None:
+        """Record into no ring: a write to one that is truncated would end the process."""
+        if self._address:
+            self._map(_PRIVATE)
+
     def _open_stream(self) -> None:
-        address = self._map(mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        address = self._map(_PRIVATE)
         libc = ctypes.CDLL(None)
         libc.fmemopen.restype = ctypes.c_void_p
         status = ctypes.c_void_p(address + EXIT_OFFSET + 4)
@@ -311,8 +317,7 @@ class ExitStatusRecorder:
             raise OSError("the exit status cannot be recorded")
         self._address = address
         # A forked child has the same exit handlers: they get memory of its own to write to.
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        os.register_at_fork(after_in_child=lambda: self._map(private))
+        os.register_at_fork(after_in_child=lambda: self._map(_PRIVATE))
 
     def _map(self, flags: int, fd: int = -1) -> int:
         """Map the head of a ring, or memory of this process, at the address of the last one."""

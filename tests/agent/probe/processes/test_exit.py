@@ -18,6 +18,7 @@ from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from mp_agent.ring.reader import RingReader
 from mp_agent.ring.writer import RingWriter
+from tests.subtests import each
 
 pytestmark = pytest.mark.long
 
@@ -356,6 +357,31 @@ def test_a_program_that_closes_all_descriptors_keeps_its_own_files(tmp_path, end
     assert (result.returncode, "unwatched" in result.stderr) == (5 * ("5" in end), True)
     assert "Traceback" not in result.stderr, result.stderr
     assert {path.read_bytes() for path in tmp_path.glob("own*")} == {b"own"}
+
+
+@pytest.mark.slow
+@each(("length", "end"), [(0, ""), (0, "sys.exit(5)"), (100, ""), (5000, "mp_agent.shutdown()")])
+def test_a_ring_that_another_process_truncates_does_not_end_the_program(tmp_path, length, end):
+    tmp_path /= f"{length}{end}"
+    result = _run(
+        f"""
+        import time
+        from pathlib import Path
+        from mp_agent.ring import locations
+        for run in locations.find_runs(Path({str(tmp_path)!r})):
+            for ring in locations.find_rings(run):
+                os.truncate(ring, {length})
+        if {length}:
+            step()
+            time.sleep(1.1)
+            step()
+            torch.optim.SGD([weight, torch.nn.Parameter(torch.ones(99))], lr=0.1).step()
+        {end}
+        """,
+        tmp_path,
+    )
+    assert result.returncode == 5 * ("5" in end), result.stderr
+    assert ("unwatched" in result.stderr, "Traceback" in result.stderr) == (length > 0, False)
 
 
 @pytest.mark.slow

@@ -27,9 +27,9 @@ if len(sys.argv) > 1:
 """
 
 
-def _train(directory: Path, *arguments: str, **variables: str) -> None:
+def _train(directory: Path, *arguments: str, training: str = _TRAINING, **variables: str) -> None:
     script = directory / "train.py"
-    script.write_text(_TRAINING)
+    script.write_text(training)
     environment = {**os.environ, "MP_AGENT_DIR": str(directory), **variables}
     command = [sys.executable, str(script), *arguments]
     subprocess.run(command, env=environment, check=True, timeout=120)
@@ -52,3 +52,24 @@ def test_ranks_that_one_launcher_starts_twice_are_recorded_twice(tmp_path: Path)
 def test_a_program_that_executes_itself_again_is_recorded_again(tmp_path: Path) -> None:
     _train(tmp_path, "again")
     assert _steps_recorded(tmp_path) == [_STEPS, _STEPS]
+
+
+@pytest.mark.slow
+def test_a_program_that_is_interrupted_as_its_ring_is_made_has_one_ring(tmp_path: Path) -> None:
+    interrupted = """
+from mp_agent.probe import attachment
+made = attachment.ConditionCallbacks
+def interrupt(*_, **__):
+    attachment.ConditionCallbacks = made
+    raise KeyboardInterrupt
+attachment.ConditionCallbacks = interrupt
+try:
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+except KeyboardInterrupt:
+    optimizer.zero_grad()
+else:
+    raise AssertionError
+for"""
+    _train(tmp_path, training=_TRAINING.replace("for", interrupted, 1))
+    assert _steps_recorded(tmp_path) == [_STEPS]
