@@ -206,6 +206,8 @@ def checklist_command(
     checkpoints, and its output goes to standard error. Exit status: 0 nothing is wrong, 1 a point
     is wrong, 2 wrong use, 3 the script itself failed.
     """
+    if not script.is_file():
+        refuse("checklist", f"{script}: not a regular file")  # Python would wait for a pipe's
     if not no_run:
         require_torch()
     try:

@@ -97,8 +97,8 @@ def _function(text: str) -> Callable[[], Any]:
             raise
         why = str(error) or "it is nested too deeply"
         raise CompareError(f"{place}: cannot be read as Python: {why}") from error
-    make: Any = getattr(module, name, None)
-    if not callable(make):
+    make: Callable[[], Any] | None = getattr(module, name, None)
+    if make is None or not callable(make):
         raise CompareError(f"{text}: {place} has no function {name}")
     _check_arguments(text, make)
     return make

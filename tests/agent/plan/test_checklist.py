@@ -1,6 +1,7 @@
 """The nine points of scripts that are run: one healthy, the others wrong in one point each."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -162,6 +163,9 @@ def test_the_exit_status_distinguishes_a_verdict_a_wrong_use_and_a_crash(tmp_pat
     wrong = command("--no-run", str(script))
     assert wrong.returncode == 1 and "MP106" in wrong.stdout
     assert command(str(tmp_path / "none.py")).returncode == 2
+    os.mkfifo(tmp_path / "pipe.py")
+    pipe = command("--seconds", "5", str(tmp_path / "pipe.py"))
+    assert pipe.returncode == 2 and "pipe.py: not a regular file" in pipe.stderr
 
 
 @pytest.mark.slow

@@ -134,6 +134,7 @@ def test_a_server_that_always_puts_off_is_no_root_that_is_well(node, caplog):
             for _ in range(4):
                 link.pusher._due_seconds = 0.0
                 link.tick(time.monotonic(), NOWHERE)
+                assert link.pusher._task is not None
                 await link.pusher._task
         assert (link.view.pushes_put_off, link.view.push_failures) == (3, 1)
 
