@@ -49,6 +49,7 @@ from mp_agent.ring.format.records import (
 )
 from mp_agent.ring.format.schema import Head, encode_head, encode_schema
 from mp_agent.ring.format.slots import SlotWriter
+from mp_agent.ring.interruptions import pass_on
 
 BYTES_KEPT = 14 << 20
 """Bodies may take so much in all before the oldest ones are used again; the newest two always."""
@@ -400,7 +401,8 @@ class RingWriter:
             return False
         try:
             status = os.fstat(self._fd)
-        except OSError:
+        except OSError as error:
+            pass_on(error)
             return True  # the program has closed the descriptor, and the mapping is there
         if status.st_size < self._size_bytes and os.path.samestat(status, self._file):
             self.is_truncated = True
