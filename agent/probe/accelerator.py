@@ -52,10 +52,8 @@ def is_supported(device: torch.device) -> bool:
     return device.type in SUPPORTED
 
 
-def cuda_is_used() -> bool:
-    """Return whether this process has made a call to a GPU."""
-    initialized: Callable[[], bool] = torch.cuda.is_initialized
-    return initialized()
+cuda_is_used: Callable[[], bool] = torch.cuda.is_initialized
+"""Returns whether this process has made a call to a GPU."""
 
 
 def computing_device() -> torch.device | None:

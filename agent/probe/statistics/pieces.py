@@ -9,7 +9,7 @@ smallest. NaN and Inf come after all finite numbers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from math import nan
 from sys import float_info
@@ -211,9 +211,8 @@ def in_order(
     return columns
 
 
-def bounded_array(values: FloatArray) -> FloatArray:
-    """Return numbers, the largest float64 in place of those beyond it; NaN stays."""
-    return np.minimum(values, float_info.max)
+bounded_array: Callable[[FloatArray], FloatArray] = partial(np.minimum, float_info.max)
+"""Returns numbers, the largest float64 in place of those beyond it; NaN stays."""
 
 
 def bounded_tensor(values: torch.Tensor) -> torch.Tensor:
