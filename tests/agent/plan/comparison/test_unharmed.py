@@ -59,13 +59,15 @@ def state_of(model):
         "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
         "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "tf32": (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32),
-        "threads": threading.active_count(),
+        "threads": threading.enumerate(),
     }
 
 
 def assert_same(before, after):
-    for key, value in before.items():
-        assert _equal(value, after[key]), key
+    # Those of other tests may end meanwhile.
+    assert set(after["threads"]) <= set(before["threads"])
+    for key in before.keys() - {"threads"}:
+        assert _equal(before[key], after[key]), key
 
 
 def _equal(one, other):
