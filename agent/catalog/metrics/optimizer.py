@@ -254,8 +254,8 @@ UPDATES_ROUNDING_LOSS = gauge(
     help="Share of the elements in formats of at most 16 bits that rounding kept from changing "
     "over nine or more steps, of those that the updates were to change in that time, which about "
     "as many do with stochastic rounding or a compensated sum; the smaller one of two comparisons "
-    "in a row. Absent while the learning rate rises or has decayed, and where the optimizer steps "
-    "FP32 copies.",
+    "in a row. Absent where too few were to change, while the learning rate rises or has decayed, "
+    "and where the optimizer steps FP32 copies.",
     read=lambda run: run.trained.rounding_loss,
 )
 

@@ -36,7 +36,7 @@ _ELEMENTS_AT_LEAST = 8
 """With fewer that were to change, chance may bring all of them back to where they were."""
 _TINY = 1e-300
 _EXPECTED_AT_LEAST = 8.0
-"""With fewer elements that were to change, those that do say little."""
+"""Of fewer elements none may change by chance, with stochastic rounding too."""
 _UPDATES_ADDED = 2.0
 """What the updates of nine steps add up to, at least, in sizes of one: Adam's average of gradients
 that are noise is a quarter of one of them, and its sign lasts for about as long. Momentum does not
@@ -189,8 +189,8 @@ class _Sample:
 
 def _rounding_loss(changed: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Return the share of what was to change that did not; NaN where too little was to."""
-    known = (expected >= _EXPECTED_AT_LEAST) | (changed == 0)
-    return (1.0 - changed / expected).clamp(min=0.0).where(known, nan)
+    share = (1.0 - changed / expected).clamp(min=0.0)
+    return share.where(expected >= _EXPECTED_AT_LEAST, nan)
 
 
 def _now(elements: Sequence[_Element]) -> torch.Tensor:

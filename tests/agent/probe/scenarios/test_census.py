@@ -861,6 +861,7 @@ def test_updates_of_16_bit_weights_that_all_round_to_nothing_are_found(see):
     assert seen.first_steps[f"{UNCHANGED},warning"] <= 20
     assert f"{UNCHANGED},critical" not in seen.first_steps
     assert seen.values["updates_rounded_ratio"] == 1.0
+    assert LOST not in seen.alerts  # so few were to change that none may by chance
 
 
 State = dict[str, Any]
@@ -909,7 +910,7 @@ def rounded(rounding: Rounding, rate: float = 1e-4) -> Iterator[int]:
     return trained(model, Bf16AdamW(model, rate, rounding), dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("rate", [1e-4, 1e-8])
+@pytest.mark.parametrize("rate", [1e-4, 3e-5])
 def test_updates_of_16_bit_weights_that_are_mostly_lost_are_found(see, rate):
     seen = see(partial(rounded, to_nearest, rate))
 
