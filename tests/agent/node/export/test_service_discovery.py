@@ -37,7 +37,8 @@ class TwoNodes:
         return {status.url.removeprefix("http://") for status in self.statuses}
 
     def files(self) -> list[Path]:
-        return sorted(self.sd_dir.iterdir())
+        """Return what Prometheus would read: a file is written under a hidden name first."""
+        return sorted(self.sd_dir.glob("[!.]*"))
 
 
 @pytest.fixture
