@@ -69,7 +69,7 @@ test: $(INSTALLED) $(FRAMEWORKS) servers ## Run all tests but the long ones
 test-long: $(INSTALLED) $(FRAMEWORKS) servers ## Run the long tests: hosts, launchers, simulated and published runs
 	$(BIN)/python -m pytest -m 'long and not alone' --numprocesses $(WAITING_WORKERS) $(LOADED) \
 		$(call MARKED,mark\.long)
-	$(BIN)/python -m pytest -m 'long and alone' --numprocesses 2 $(LOADED) $(ALONE)
+	$(BIN)/python -m pytest -m 'long and alone' $(ALONE)
 
 # On two cores these take at most three minutes: for every edit.
 test-fast: $(INSTALLED) servers ## Run the tests that start no processes and need no framework
