@@ -6,7 +6,16 @@ from mp_agent.alerting.condition import Condition, Level
 from mp_agent.alerting.conditions.guards import happened, sustained, sustained_steps
 from mp_agent.alerting.conditions.loop import loop_mistake
 from mp_agent.alerting.durations import duration
-from mp_agent.alerting.expressions import Compare, Number, Seen, Series, all_of, any_of, limit
+from mp_agent.alerting.expressions import (
+    Compare,
+    Number,
+    Seen,
+    Series,
+    all_of,
+    any_of,
+    limit,
+    unless,
+)
 from mp_agent.alerting.first_line import Triage
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.values import Severity
@@ -177,9 +186,13 @@ UPDATES_LOST = Condition(
         Level(
             severity=Severity.WARNING,
             when=any_of(
-                all_of(
-                    Compare(_UPDATES_LOST_LOST, ">", limit("updates_lost")),
-                    sustained("updates_lost", "updates_lost_steps"),
+                unless(
+                    all_of(
+                        Compare(_UPDATES_LOST_LOST, ">", limit("updates_lost")),
+                        sustained("updates_lost", "updates_lost_steps"),
+                    ),
+                    # What one step does not change, several do, where the remainder is not lost.
+                    Compare(_ROUNDING_LOSS, "<=", limit("updates_lost")),
                 ),
                 Compare(_ROUNDING_LOSS, ">", limit("updates_lost")),
             ),
@@ -213,7 +226,8 @@ UPDATES_LOST = Condition(
         ),
         false_positives=(
             "The last steps of a schedule, whose learning rate is almost 0.",
-            "An optimizer that carries the rounding error along: the weights change later.",
+            "With measure_updates, an optimizer that carries the rounding error along, where too "
+            "little changes in nine steps to compare the weights.",
         ),
         samples=("master_weights",),
         panels=(panels.ROUNDED_UPDATES, panels.UPDATE_SIZE, panels.LEARNING_RATE),

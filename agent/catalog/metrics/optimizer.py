@@ -253,9 +253,10 @@ UPDATES_ROUNDING_LOSS = gauge(
     thresholds=("updates_lost",),
     help="Share of the elements in formats of at most 16 bits that rounding kept from changing "
     "over nine or more steps, of those that the updates were to change in that time, which about "
-    "as many do with stochastic rounding or a compensated sum; the smaller one of two comparisons "
-    "in a row. Absent where too few were to change, while the learning rate rises or has decayed, "
-    "and where the optimizer steps FP32 copies.",
+    "as many do with stochastic rounding or a compensated sum: estimated by a few of each "
+    "parameter, which count for all of it, and the smaller one of two comparisons in a row. Absent "
+    "where too few were to change, while the learning rate rises or has decayed, and where the "
+    "optimizer steps FP32 copies.",
     read=lambda run: run.trained.rounding_loss,
 )
 

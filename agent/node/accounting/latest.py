@@ -1,11 +1,24 @@
-"""The values of a run that were observed last, and those of the last step that counts."""
+"""The values of a run that were observed last, and what the last looks at parameters found."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
-from mp_agent.records.columns import FAMILIES, GRADIENTS, LOWEST_LEARNING_RATE, ColumnFamily
-from mp_agent.records.health import LatestValues
+from mp_agent.records.columns import (
+    CUT_OFF_PARAMETERS,
+    FAMILIES,
+    GRADIENTS,
+    LOWEST_LEARNING_RATE,
+    NOTHING_LOADED,
+    PARTED_PARAMETERS,
+    RESUMED_WITHOUT_STATE,
+    ROUNDED_RATIO,
+    ROUNDING_LOSS,
+    UNCHANGED_PARAMETERS,
+    UNHELD_PARAMETERS,
+    ColumnFamily,
+)
+from mp_agent.records.health import LatestValues, TrainedParameters
 from mp_agent.records.merged import MergedStep, OptimizerStep
 from mp_agent.records.views import DivergenceView, OptimizerView
 
@@ -163,3 +176,77 @@ def _with_last_sample(own: OptimizerStep, before: OptimizerStep | None) -> Optim
 
 def _newer(value: float | None, kept: float | None) -> float | None:
     return kept if value is None else value
+
+
+_SETTLED_SHARE = 0.3
+"""Share of its highest value that the learning rate has where a schedule does not explain that
+updates are rounded away."""
+_RISING = 1.05
+_SHOWN_STEPS = 1000
+"""Steps for which it is shown how a run has begun: Adam's second moment, at a beta of 0.999, has
+been made again by then."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ParameterTracker(Tracker):
+    """What the last looks at parameters have found; between looks steps say nothing of it."""
+
+    unheld: float | None = None
+    unchanged: float | None = None
+    cut_off: float | None = None
+    parted: float | None = None
+    rounded_ratio: float | None = None
+    rounding_losses: tuple[float, ...] = ()
+    """Of the last two comparisons in a row."""
+    rate: float | None = None
+    """Learning rate of the last step on which weights were compared, at first of the first step."""
+    resumed_without_state: float | None = None
+    steps_since_resumed: int = 0
+    nothing_loaded: float | None = None
+    steps_since_loaded: int = 0
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Account for a closed step, if anything was looked at."""
+        self.unheld = step.columns.get(UNHELD_PARAMETERS, self.unheld)
+        self.cut_off = step.columns.get(CUT_OFF_PARAMETERS, self.cut_off)
+        self.parted = step.columns.get(PARTED_PARAMETERS, self.parted)
+        self.steps_since_resumed += 1
+        if (found := step.columns.get(RESUMED_WITHOUT_STATE)) is not None:
+            self.resumed_without_state, self.steps_since_resumed = found, 0
+        elif self.steps_since_resumed > _SHOWN_STEPS:
+            self.resumed_without_state = None
+        self.steps_since_loaded += 1
+        if given := step.columns.get(NOTHING_LOADED):
+            self.nothing_loaded, self.steps_since_loaded = given, 0
+        elif self.steps_since_loaded > _SHOWN_STEPS:
+            self.nothing_loaded = None
+        rate = step.get("learning_rate")
+        if UNCHANGED_PARAMETERS in step.columns:
+            self.unchanged = step.columns[UNCHANGED_PARAMETERS]
+            settled = _is_settled(rate, self.rate, context.progress.learning.highest_rate)
+            self.rounded_ratio = step.columns.get(ROUNDED_RATIO) if settled else None
+            loss = step.columns.get(ROUNDING_LOSS) if settled else None
+            self.rounding_losses = () if loss is None else (*self.rounding_losses[-1:], loss)
+            self.rate = rate
+        elif self.rate is None:
+            self.rate = rate
+
+    def view(self) -> TrainedParameters:
+        """Return what was found last."""
+        return TrainedParameters(
+            unheld=self.unheld,
+            unchanged=self.unchanged,
+            cut_off=self.cut_off,
+            parted=self.parted,
+            rounded_ratio=self.rounded_ratio,
+            rounding_loss=min(self.rounding_losses) if len(self.rounding_losses) > 1 else None,
+            resumed_without_state=self.resumed_without_state,
+            nothing_loaded=self.nothing_loaded,
+        )
+
+
+def _is_settled(rate: float | None, before: float | None, highest: float) -> bool:
+    """Return whether a learning rate neither rises nor has almost decayed."""
+    if rate is None or before is None:
+        return False
+    return 0.0 < rate <= _RISING * before and rate >= _SETTLED_SHARE * highest

@@ -24,12 +24,16 @@ from mp_agent.node.accounting.instruments import (
     RouterTracker,
     TensorTracker,
 )
-from mp_agent.node.accounting.latest import LatestStep, OptimizerTracker, ReplicaTracker
+from mp_agent.node.accounting.latest import (
+    LatestStep,
+    OptimizerTracker,
+    ParameterTracker,
+    ReplicaTracker,
+)
 from mp_agent.node.accounting.layer_health import LayerHealth
 from mp_agent.node.accounting.learning import (
     LearningTracker,
     LoopTracker,
-    ParameterTracker,
     RateFall,
 )
 from mp_agent.node.accounting.levels import NormGrowthTracker, RelapseTracker

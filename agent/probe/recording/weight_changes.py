@@ -71,11 +71,11 @@ class WeightChanges:
         device = found[0][1].unchanged_T.device
         together = torch.cat([verdict.unchanged_T.to(device) for _, verdict in found])
         step.scalars[UNCHANGED_PARAMETERS] = as_scalar(together.sum())
-        rounded, all_16, expected = torch.stack(
+        rounded, all_16, *weighed = torch.stack(
             [verdict.of_16_bits_C.to(device) for _, verdict in found]
         ).sum(dim=0)
         step.scalars[ROUNDED_RATIO] = as_scalar(rounded / all_16)  # NaN, absent, without any
-        step.scalars[ROUNDING_LOSS] = as_scalar(_rounding_loss(all_16 - rounded, expected))
+        step.scalars[ROUNDING_LOSS] = as_scalar(_rounding_loss(*weighed))
         names = [name for sample, _ in found for name in sample.names]
         self._names.send(names, together)
 
@@ -97,7 +97,9 @@ class _Verdict:
     """unchanged_T: whether each parameter is as it was though it was to change, on its device.
 
     of_16_bits_C: of the elements in at most 16 bits that were to change by however little, those
-    that did not, all of them, and how many were to, had rounding lost nothing.
+    that did not, and all of them; then those that did, and how many were to, had rounding lost
+    nothing, each for as many elements of its parameter as it stands for, and by the squares of
+    these numbers.
     """
 
     unchanged_T: torch.Tensor
@@ -125,7 +127,8 @@ class _Sample:
     model: how much they have changed is what the model's were to. of_TN: which elements are of
     which parameter. sizes_N: how much the step was to change each, at least; 0 for those without
     gradient. spacings_N: the spacing of its format there. added_N: how many such sizes the updates
-    of nine steps add up to, at least; 0 for those that are stepped in more than 16 bits.
+    of nine steps add up to, at least; 0 for those that are stepped in more than 16 bits. share_N:
+    for how many elements of its parameter each stands.
     """
 
     step: OpenStep
@@ -138,6 +141,7 @@ class _Sample:
     sizes_N: torch.Tensor
     spacings_N: torch.Tensor
     added_N: torch.Tensor
+    share_N: torch.Tensor
     of_TN: torch.Tensor
 
     @property
@@ -179,18 +183,29 @@ class _Sample:
         enough_T = due_TN.sum(dim=1) >= _ELEMENTS_AT_LEAST
         kept_T = (same_N | ~due_TN).all(dim=1)
         active_N = (self.added_N > 0.0) & (sizes_N > 0)
-        expected_N = (self.added_N * sizes_N / self.spacings_N).clamp(max=1.0)
-        counted = ((active_N & same_N).sum(), active_N.sum(), expected_N.where(active_N, 0.0).sum())
+        expected_N = (self.added_N * sizes_N / self.spacings_N).clamp(max=1.0).where(active_N, 0.0)
+        counted = (
+            (active_N & same_N).sum(),
+            active_N.sum(),
+            (self.share_N * (active_N & ~same_N)).sum(),
+            (self.share_N * expected_N).sum(),
+            (self.share_N.square() * expected_N).sum(),
+        )
         return _Verdict(
             unchanged_T=kept_T & enough_T & (high_T > low_T),
             of_16_bits_C=torch.stack([each.double() for each in counted]),
         )
 
 
-def _rounding_loss(changed: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Return the share of what was to change that did not; NaN where too little was to."""
+def _rounding_loss(
+    changed: torch.Tensor, expected: torch.Tensor, squares: torch.Tensor
+) -> torch.Tensor:
+    """Return the share of what was to change that did not; NaN where too little was to.
+
+    The elements stand for different numbers of others: Kish's effective size of such a sample.
+    """
     share = (1.0 - changed / expected).clamp(min=0.0)
-    return share.where(expected >= _EXPECTED_AT_LEAST, nan)
+    return share.where(expected.square() / squares >= _EXPECTED_AT_LEAST, nan)
 
 
 def _now(elements: Sequence[_Element]) -> torch.Tensor:
@@ -220,9 +235,10 @@ def _sample(
     groups = {id(each): group for group in optimizer.param_groups for each in group["params"]}
     models = _models(plan)
     at_most = PARAMETERS_AT_MOST if number else PARAMETERS_AT_FIRST
-    apart = -(-len(plan.slots) // at_most) or 1
+    # Neighbors, of which there are matrices and biases: every other slot may be one of these alone.
+    start = number * at_most % (len(plan.slots) or 1)
     parts: list[_Part] = []
-    for slot in plan.slots[number % apart :: apart]:
+    for slot in [*plan.slots[start:], *plan.slots[:start]][:at_most]:
         group = groups.get(id(slot.parameter), {})
         state = optimizer.state.get(slot.parameter, {})
         part = _part(slot, group, state, models.get(id(slot.parameter)))
@@ -237,7 +253,7 @@ def _sample(
     of_TN = indices.repeat_interleave(lengths) == indices[:, None]
     numbers_TC = torch.tensor([each.numbers for each in parts], dtype=torch.float64, device="cpu")
     numbers_CN = accelerator.sent(numbers_TC.repeat_interleave(lengths, dim=0).T, device)
-    rates_N, epsilons_N, precisions_N, smallest_N, added_N = numbers_CN
+    rates_N, epsilons_N, precisions_N, smallest_N, added_N, share_N = numbers_CN
     for place, part in enumerate(parts):
         if isinstance(part.rate, torch.Tensor):
             rates_N = rates_N.where(~accelerator.sent(of_TN[place], device), part.rate.double())
@@ -252,6 +268,7 @@ def _sample(
         sizes_N=_sizes(parts, rates_N, epsilons_N, inverse_scale),
         spacings_N=(weights_N.abs() * precisions_N).maximum(smallest_N),
         added_N=added_N,
+        share_N=share_N,
         of_TN=accelerator.sent(of_TN, device),
     )
 
@@ -260,8 +277,8 @@ def _sample(
 class _Part:
     """Some elements of a parameter, and the numbers by which it is about to be stepped.
 
-    own, own_weights: the same of the optimizer's tensor, where that is a copy. added: as of a
-    sample.
+    own, own_weights: the same of the optimizer's tensor, where that is a copy. added, share: as of
+    a sample.
     """
 
     name: str
@@ -275,13 +292,14 @@ class _Part:
     epsilon: float
     """Of an update by the gradient divided by its usual size; -1 of others."""
     added: float
+    share: float
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """Rate, epsilon, relative spacing and smallest number of the format, and `added`."""
+        """Rate, epsilon, relative spacing and smallest number of the format, `added`, `share`."""
         info = torch.finfo(self.weights.dtype)
         rate = nan if isinstance(self.rate, torch.Tensor) else self.rate
-        return rate, self.epsilon, info.eps, info.tiny, self.added
+        return rate, self.epsilon, info.eps, info.tiny, self.added, self.share
 
 
 def _part(slot: LayerSlot, group: Any, state: Any, model: torch.Tensor | None) -> _Part | None:
@@ -318,7 +336,12 @@ def _part(slot: LayerSlot, group: Any, state: Any, model: torch.Tensor | None) -
         rate=rate * factor if isinstance(factor, float) else rate,
         epsilon=float(epsilon) if isinstance(epsilon, float | int) else 0.0,
         added=_updates_added(group) if model is None and weights.element_size() <= 2 else 0.0,
+        share=_elements(shown, slot.part) / weights.numel(),
     )
+
+
+def _elements(parameter: torch.Tensor, part: slice | None) -> int:
+    return parameter.numel() if part is None else part.stop - part.start
 
 
 def _updates_added(group: Any) -> float:

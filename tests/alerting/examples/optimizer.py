@@ -82,10 +82,11 @@ _COMPARED = Example(
 
 _STOCHASTIC = Example(
     title="stochastic rounding, or a compensated sum, of updates that are small",
-    minutes=10,
+    minutes=20,
     tracks=(
         Track(optimizer.UPDATES_ROUNDED, (0.75,)),
         Track(optimizer.UPDATES_ROUNDING_LOSS, (0.0,)),
+        *_sampled(optimizer.UPDATES_LOST, "updates_lost", (0.8,), *_LASTING),
     ),
 )
 

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 _EVALUATION_SECONDS = 30
-"""Of Prometheus' usual minute; the table is made with half of it, in twice the time."""
+"""Prometheus has a minute by default; the committed table is made with half of this."""
 
 
 @pytest.fixture(scope="module")

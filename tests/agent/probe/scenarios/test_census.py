@@ -906,7 +906,9 @@ def with_the_remainder(weights: torch.Tensor, state: State) -> torch.Tensor:
 
 
 def rounded(rounding: Rounding, rate: float = 1e-4) -> Iterator[int]:
-    model = make_model(width=256).bfloat16()
+    torch.manual_seed(0)
+    layers = [each for _ in range(6) for each in (nn.Linear(64, 64), nn.ReLU())]
+    model = nn.Sequential(nn.Linear(16, 64), *layers, nn.Linear(64, 10)).bfloat16()
     return trained(model, Bf16AdamW(model, rate, rounding), dtype=torch.bfloat16)
 
 
@@ -950,6 +952,23 @@ def test_the_share_that_rounding_takes_is_that_of_the_sizes_of_the_updates(
     assert see(loop).values.get("updates_rounding_loss_ratio") == (
         None if share is None else pytest.approx(share)
     )
+
+
+def test_an_element_counts_for_those_of_its_parameter_that_are_not_looked_at(see):
+    """A matrix whose updates are lost, and a bias, of as many elements looked at, that changes."""
+
+    def loop() -> Iterator[int]:
+        matrix, bias = (nn.Parameter(torch.ones(*n).bfloat16()) for n in ((64, 64), (32,)))
+        optimizer = torch.optim.SGD([matrix, bias], lr=2.0**-7)
+        for step in range(1, 60):
+            optimizer.zero_grad()
+            (0.25 * matrix).sum().add(bias.sum()).backward()
+            optimizer.step()
+            yield step
+
+    # 4096 · 2 · 0.25 and 32 were to change, and 32 have.
+    share = see(loop).values["updates_rounding_loss_ratio"]
+    assert share == pytest.approx(1 - 32 / (4096 * 0.5 + 32))
 
 
 @pytest.mark.parametrize("rounding", [stochastically, with_the_remainder])
