@@ -98,8 +98,7 @@ class _Verdict:
 
     of_16_bits_C: of the elements in at most 16 bits that were to change by however little, those
     that did not, and all of them; then those that did, and how many were to, had rounding lost
-    nothing, each for as many elements of its parameter as it stands for, and by the squares of
-    these numbers.
+    nothing, each times its share, and the latter times the squares of the shares.
     """
 
     unchanged_T: torch.Tensor
@@ -128,7 +127,7 @@ class _Sample:
     which parameter. sizes_N: how much the step was to change each, at least; 0 for those without
     gradient. spacings_N: the spacing of its format there. added_N: how many such sizes the updates
     of nine steps add up to, at least; 0 for those that are stepped in more than 16 bits. share_N:
-    for how many elements of its parameter each stands.
+    how many elements of its parameter each represents.
     """
 
     step: OpenStep
@@ -202,7 +201,7 @@ def _rounding_loss(
 ) -> torch.Tensor:
     """Return the share of what was to change that did not; NaN where too little was to.
 
-    The elements stand for different numbers of others: Kish's effective size of such a sample.
+    Elements represent different numbers of others: Kish's effective size of such a sample.
     """
     share = (1.0 - changed / expected).clamp(min=0.0)
     return share.where(expected.square() / squares >= _EXPECTED_AT_LEAST, nan)
