@@ -17,20 +17,16 @@ from mp_agent.probe.hooks import updates
 from mp_agent.probe.hooks.phases import install_teardown
 from mp_agent.probe.instruments.activations import ActivationSampling, StepActivations
 from mp_agent.probe.instruments.attention import AttentionSampling, StepAttention
+from mp_agent.probe.instruments.batches import Batches, Repetitions, TokenTargets
 from mp_agent.probe.instruments.fp8 import Fp8Sampling, StepFp8
-from mp_agent.probe.instruments.instrument import (
-    Batches,
-    ForwardStart,
-    Instrument,
-    Instruments,
-    Repetitions,
-)
+from mp_agent.probe.instruments.instrument import Evaluations, ForwardStart, Instrument, Instruments
 from mp_agent.probe.instruments.local_gradients import LocalGradients
 from mp_agent.probe.instruments.logprobs import StepLogprobs
 from mp_agent.probe.instruments.routers import RouterSampling, StepRouters
 from mp_agent.probe.instruments.tensors import WatchedTensors
 from mp_agent.probe.isolation import Shield
 from mp_agent.probe.meeting import Meeting
+from mp_agent.probe.optimizers.model_mode import ModelMode
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
 from mp_agent.probe.recording.recorder import StepRecorder
 from mp_agent.probe.recording.replica_evidence import ReplicaEvidence
@@ -94,15 +90,24 @@ class Probe:
         self._logprobs = StepLogprobs(self._registry.note_unsupported)
         loaders = Loaders(self._repeats, lambda: self._context.step.sequence, self._first_optimizer)
         seeds = Seeds(self._repeats)
+        targets = TokenTargets()
+        evaluations = Evaluations(
+            self._shield.run,
+            model=lambda: self._registry.root,
+            mode=self._mode,
+            sequence=lambda: self._context.step.sequence,
+        )
         self._repetitions = Repetitions(loaders, seeds)
         chosen = [
             Batches(
                 self._shield.run,
                 self._in_training,
                 loaders,
+                targets,
                 model=lambda: self._registry.root,
                 sequence=lambda: self._context.step.sequence,
             ),
+            evaluations,
             *self._of_forward_passes(settings),
             self._tensors,
             self._logprobs,
@@ -131,6 +136,8 @@ class Probe:
             parts=parts,
             loaders=loaders,
             seeds=seeds,
+            targets=targets,
+            evaluations=evaluations,
             awaits_optimizer=awaits_optimizer,
             guarded=bool(settings.guard),
         )
@@ -273,6 +280,10 @@ class Probe:
 
     def _in_training(self) -> bool:
         return self._phases.in_training
+
+    def _mode(self) -> ModelMode | None:
+        first = self._registry.first
+        return None if first is None else first.mode
 
     def _note_captured(self, event: Callable[..., None], arguments: Sequence[object]) -> None:
         self._reports.note_capture()

@@ -154,6 +154,32 @@ def padding_in_the_loss(wrong: bool) -> None:
 
 
 @silent_error("data")
+def unshifted_targets(wrong: bool) -> None:
+    """The targets of a language model are its inputs: each token is to predict itself."""
+    model = make_replicas(_Sequences())
+    optimizer = make_sgd(model)
+    positions = torch.arange(32).expand(BATCH_SIZE, 32)
+    for _ in steps_of():
+        tokens = _sequences()
+        logits = model(tokens[:, :-1], positions)
+        targets = tokens[:, :-1] if wrong else tokens[:, 1:]
+        update(optimizer, functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+
+
+@silent_error("data")
+def targets_shifted_twice(wrong: bool) -> None:
+    """Targets are shifted by the data, and by the loss once more: one token is left out."""
+    model = make_replicas(_Sequences())
+    optimizer = make_sgd(model)
+    positions = torch.arange(32).expand(BATCH_SIZE, 32)
+    for _ in steps_of():
+        tokens = _sequences()
+        logits = model(tokens[:, :-1], positions)
+        logits, targets = (logits[:, :-1], tokens[:, 2:]) if wrong else (logits, tokens[:, 1:])
+        update(optimizer, functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+
+
+@silent_error("data")
 def positions_of_packed_sequences(wrong: bool) -> None:
     """Positions go on from one packed sequence to the next, where each was to begin at 0."""
     model = make_replicas(_Sequences())

@@ -345,8 +345,9 @@ LOOP_MISTAKE_STEPS = gauge(
     "has an alert: `gradients add up`, `gradients discarded`, `clipping after the step`, `step "
     "repeated`, `scaled gradients`, `accumulation bypassed`, `optimizer never steps` (64 if the "
     "run makes no step), `evaluation mode`, `clipping without gradients`, `epoch repeated`, `seed "
-    "repeated`, `batch norm momentum`, `betas swapped`; by a look on every 17th step `FP16 without "
-    "a loss scale`, `loss input mismatch`, `targets broadcast`, `loss in 16 bits`.",
+    "repeated`, `batch norm momentum`, `betas swapped`, `evaluation in training mode`; by a look "
+    "on every 17th step `FP16 without a loss scale`, `loss input mismatch`, `targets broadcast`, "
+    "`loss in 16 bits`, `targets misaligned`, `padding in targets`.",
     read=lambda run: {(mistake,): float(steps) for mistake, steps in run.loop.steps.items()},
 )
 AUTOCAST_FP32_SAMPLES = gauge(

@@ -19,6 +19,7 @@ from mp_agent.records.columns import (
     BETAS_SWAPPED,
     CLIPS_NOTHING,
     EPOCH_REPEATED,
+    EVALUATED_IN_TRAINING,
     FP16_WITHOUT_LOSS_SCALE,
     GRADIENT_FACTOR,
     GRADIENTS_ADD_UP,
@@ -28,10 +29,12 @@ from mp_agent.records.columns import (
     LOSS_IN_16_BITS,
     LOSS_INPUT_MISMATCH,
     OPTIMIZER_NEVER_STEPS,
+    PADDING_IN_TARGETS,
     SEED_REPEATED,
     STEP_REPEATED,
     STEP_SCALED,
     TARGETS_BROADCAST,
+    TARGETS_MISALIGNED,
 )
 from mp_agent.records.health import Learning, LoopMistakes
 from mp_agent.records.merged import MergedStep
@@ -356,6 +359,9 @@ MISTAKES: Mapping[str, str] = {
     LOSS_INPUT_MISMATCH: "loss input mismatch",
     TARGETS_BROADCAST: "targets broadcast",
     LOSS_IN_16_BITS: "loss in 16 bits",
+    TARGETS_MISALIGNED: "targets misaligned",
+    PADDING_IN_TARGETS: "padding in targets",
+    EVALUATED_IN_TRAINING: "evaluation in training mode",
     BATCH_NORM_MOMENTUM: "batch norm momentum",
     BETAS_SWAPPED: "betas swapped",
 }

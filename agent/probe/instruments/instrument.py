@@ -1,40 +1,25 @@
 """What is measured besides the gradients that an optimizer uses: a protocol of events.
 
-Next to it, what needs no more than the first forward of a step: when it begins, and a digest of the
-batch. Steps are looked at in pairs of neighbours, with one hook on the model that is gone after its
-first forward. The digest stays on the device of the batch, and goes the way of a loss from there.
+Next to it, what needs no more than to see forward passes begin: when that of a step does, and in
+which mode the model passes through an evaluation.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import islice
 from typing import Any, Concatenate, Literal, ParamSpec
-from zlib import crc32
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from mp_agent.probe import accelerator
-from mp_agent.probe.accelerator import DeviceConstants, on_one_device
 from mp_agent.probe.isolation import Contain
+from mp_agent.probe.optimizers.model_mode import ModelMode
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
-from mp_agent.probe.scalars import Scalar, scalar_of
-from mp_agent.probe.step.data import Loaders, Seeds
+from mp_agent.probe.scalars import Scalar
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.step.phases import StepParts
-from mp_agent.records.columns import (
-    BATCH_DIGEST,
-    BATCH_INTERVAL_STEPS,
-    BATCH_KEPT,
-    BATCH_LOADED,
-    BATCH_ROWS,
-    EPOCH_REPEATED,
-    LOADED_BY_WORKERS,
-    SEED_REPEATED,
-)
 
 P = ParamSpec("P")
 
@@ -191,17 +176,19 @@ class PreForwardHook:
     Where `torch.compile` traces it, it leaves nothing in the graph, and is not called.
     """
 
-    __slots__ = ("_called", "_run")
+    __slots__ = ("_called", "_run", "_with_gradients")
 
-    def __init__(self, run: Run, called: Callable[..., None]) -> None:
+    def __init__(
+        self, run: Run, called: Callable[..., None], *, with_gradients: bool = True
+    ) -> None:
         """Call `called` with what the module gets, and its named arguments if registered so."""
-        self._run, self._called = run, called
+        self._run, self._called, self._with_gradients = run, called, with_gradients
 
     def __call__(self, module: object, *inputs: object) -> None:
-        """Report a forward with gradients."""
+        """Report a forward with gradients, or one without."""
         if torch.compiler.is_compiling() or torch._C._get_tracing_state():
             return
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() is self._with_gradients:
             self._run("forward", self._called, *inputs)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -244,158 +231,52 @@ class ForwardStart(Instrument):
         self._parts.forward_begins()
 
 
-_TENSORS = 4
-_ELEMENTS = 256
-"""Elements of each tensor that the digest is of."""
-_ALONG = 16
-"""The most of them along any dimension but the last."""
-_BYTES_AT_MOST = 16
-_WEIGHTS = tuple(
-    2654435761 * (2 * place + 1) % 2**31 for place in range(_TENSORS * _ELEMENTS * _BYTES_AT_MOST)
-)
-_DIGEST_BITS = 2**32 - 1
+_PASSES_OF_EVALUATION = 4
 
 
-class Repetitions(Instrument):
-    """Notes in a step what it repeats of earlier ones: their random numbers, or their batches."""
+class Evaluations(Instrument):
+    """Sees the mode of the model in an evaluation, with one hook on it for the first passes."""
 
-    subject = "repetitions"
-    begins = "once used"
-
-    def __init__(self, loaders: Loaders, seeds: Seeds) -> None:
-        self._loaders = loaders
-        self._seeds = seeds
-
-    def backward_begins(self, step: OpenStep) -> None:
-        """Add to the step what its batch, and the random numbers until now, repeat."""
-        if self._loaders.backward_begins():
-            step.scalars[EPOCH_REPEATED] = 1.0
-        if self._seeds.backward_begins(step.sequence):
-            step.scalars[SEED_REPEATED] = 1.0
-
-
-class Batches(Instrument):
-    """Has a hook on the model from one backward to the first forward of the next step, if due."""
-
-    subject = "batches"
+    subject = "evaluations"
 
     def __init__(
         self,
         run: Run,
-        in_training: Callable[[], bool],
-        loaders: Loaders,
         model: Callable[[], nn.Module | None],
+        mode: Callable[[], ModelMode | None],
         sequence: Callable[[], int],
     ) -> None:
-        """model: returns the run's. sequence: returns the number of the step under way."""
-        self._hook = PreForwardHook(run, self._forward_begins)
-        self._in_training = in_training
-        self._loaders = loaders
+        """Ask these for the run's model, its mode, and the number of the step under way."""
+        self._hook = PreForwardHook(run, self._passes_through, with_gradients=False)
         self._model = model
+        self._mode = mode
         self._sequence = sequence
-        self._constants = DeviceConstants()
         self._handle: RemovableHandle | None = None
-        self._awaited = 0
-        """Number of the step whose forward is awaited."""
-        self._found: dict[str, Scalar] = {}
-        self._before: weakref.ref[torch.Tensor] | None = None
-        """The first tensor of the step before."""
-        self._delivered_before = 0
+        self._passes = 0
+
+    def begin_evaluation(self) -> None:
+        """Count passes without gradients from now on, unless they are a part of training."""
+        mode, model = self._mode(), self._model()
+        if mode is None or model is None or isinstance(model, torch.jit.ScriptModule):
+            return
+        if mode.evaluation_begins(self._sequence()):
+            self.close()
+            self._handle = nn.Module.register_forward_pre_hook(model, self._hook, prepend=True)
 
     def end(self, step: OpenStep) -> None:
-        """Add to the step what was found in its first forward; await that of the next one.
-
-        A backward before its forward, such as a discriminator's, changes nothing.
-        """
-        if self._found:
-            step.scalars.update(self._found)
-            self._found = {}
-        still_awaited = self._awaited == step.sequence and self._handle is not None
-        if self._awaited > step.sequence or still_awaited:
-            return
-        self.close()
-        self._awaited = step.sequence + 1
-        if self._awaited % BATCH_INTERVAL_STEPS not in (0, 1):
-            return
-        model = self._model()
-        if model is not None and not isinstance(model, torch.jit.ScriptModule):
-            self._handle = nn.Module.register_forward_pre_hook(
-                model, self._hook, prepend=True, with_kwargs=True
-            )
+        """Count no more: a backward begins."""
+        if self._handle is not None:
+            self.close()
 
     def close(self) -> None:
         """Remove the hook."""
-        handle, self._handle = self._handle, None
+        handle, self._handle, self._passes = self._handle, None, 0
         if handle is not None:
             handle.remove()
 
-    def _forward_begins(self, inputs: object, named: object) -> None:
-        due = self._handle is not None and self._sequence() == self._awaited
-        if not due or not self._in_training():
-            return
-        self.close()
-        tensors = list(islice(_tensors((inputs, named)), _TENSORS))
-        if not tensors:
-            return
-        digest = self._digest(tensors)
-        if digest is not None:
-            self._found[BATCH_DIGEST] = digest
-        first = next((each for each in tensors if each.dim()), None)
-        if first is not None:
-            self._found[BATCH_ROWS] = float(first.shape[0])
-        self._note_origin(tensors[0] if tensors[0]._base is None else tensors[0]._base)
-
-    def _note_origin(self, memory: torch.Tensor) -> None:
-        """Note whether this is the memory of the step before, and whether a loader delivered."""
-        delivered = self._loaders.delivered
-        if self._awaited % BATCH_INTERVAL_STEPS and self._before is not None:
-            self._found[BATCH_KEPT] = float(self._before() is memory)
-            if delivered:
-                new = delivered > self._delivered_before
-                of_workers = new and self._loaders.from_workers
-                self._found[BATCH_LOADED] = LOADED_BY_WORKERS if of_workers else float(new)
-        self._before, self._delivered_before = weakref.ref(memory), delivered
-
-    def _digest(self, tensors: Sequence[torch.Tensor]) -> Scalar | None:
-        parts = [_some_of(each.detach()) for each in tensors]
-        digest = crc32(repr([tuple(each.shape) for each in tensors]).encode())
-        if all(accelerator.is_on_host(part.device) for part in parts):
-            for part in parts:
-                digest = crc32(part.view(torch.uint8).numpy().data, digest)
-            return float(digest)
-        bits_N = torch.cat(on_one_device([_bits(part) for part in parts]))
-        weights_N = self._constants.on(bits_N.device, _WEIGHTS)[: bits_N.numel()]
-        return scalar_of(((bits_N * weights_N).sum() + digest) & _DIGEST_BITS)
-
-
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    """Yield plain tensors, with any elements, among what a module gets."""
-    if isinstance(value, torch.Tensor):
-        plain = type(value) is torch.Tensor and value.layout is torch.strided
-        if plain and value.numel() and accelerator.is_supported(value.device):
-            yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
-
-
-def _some_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of elements [N], evenly spread: of the batch first, and none at the border."""
-    left = _ELEMENTS
-    places: list[slice] = []
-    for size in tensor.shape:
-        kept = min(size, left if len(places) == tensor.dim() - 1 else min(left, _ALONG))
-        stride = -(-size // kept)
-        places.append(slice(stride // 2, None, stride))
-        left = max(1, left // kept)
-    return tensor[tuple(places)].resolve_conj().resolve_neg().contiguous().reshape(-1)
-
-
-def _bits(part: torch.Tensor) -> torch.Tensor:
-    """Return the elements [N] as int64, floating point ones by their bits."""
-    if part.is_floating_point() or part.is_complex():
-        return part.view(torch.uint8).to(torch.int64)
-    return part.to(torch.int64)
+    def _passes_through(self, inputs: object) -> None:
+        self._passes += 1
+        if self._passes >= _PASSES_OF_EVALUATION:
+            self.close()
+            if (mode := self._mode()) is not None:
+                mode.evaluated()

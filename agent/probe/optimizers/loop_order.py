@@ -31,6 +31,7 @@ from mp_agent.records.columns import (
     BACKWARDS_DISCARDED,
     BATCH_NORM_MOMENTUM,
     BETAS_SWAPPED,
+    EVALUATED_IN_TRAINING,
     GRADIENTS_ADD_UP,
     LEFT_IN_EVALUATION,
     STEP_REPEATED,
@@ -159,6 +160,8 @@ class LoopOrder:
         for each in known:
             if each.mode.was_left:
                 scalars[LEFT_IN_EVALUATION] = 1.0
+            if each.mode.evaluated_in_training:
+                scalars[EVALUATED_IN_TRAINING] = 1.0
             if each.mode.forgets:
                 scalars[BATCH_NORM_MOMENTUM] = 1.0
             if each.betas_swapped and each.has_swapped_betas():

@@ -10,6 +10,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 _INSPECTED_AT_MOST = 8
+_STEPS_BETWEEN_EVALUATIONS = 8
+"""Passes without gradients before each step, as of a gradient cache, are a part of training."""
 
 
 class ModelMode:
@@ -30,6 +32,10 @@ class ModelMode:
         """There is a model whose mode matters."""
         self.forgets = False
         """Running statistics that the last step has updated are those of the last batch."""
+        self.evaluated_in_training = False
+        """The last evaluation was in training mode."""
+        self._evaluated_before = 0
+        """Number of the step before which there were passes without gradients."""
         self._model: weakref.ref[nn.Module] | None = None
         self._trained = False
         """There was a step in training mode."""
@@ -75,6 +81,22 @@ class ModelMode:
             left = self._trained or self._drops
             self.was_left = left and bool(modes) and not any(modes)
 
+    def evaluation_begins(self, sequence: int) -> bool:
+        """Return whether passes without gradients before this step may be an evaluation's first."""
+        steps, self._evaluated_before = sequence - self._evaluated_before, sequence
+        return self.is_known and steps >= _STEPS_BETWEEN_EVALUATIONS
+
+    def evaluated(self) -> None:
+        """Note the mode in which the model passes through an evaluation."""
+        model = None if self._model is None else self._model()
+        behaving = [each for ref in self._behaving if (each := ref()) is not None]
+        self.evaluated_in_training = (
+            model is not None
+            and model.training
+            and any(each.training for each in behaving)
+            and not any(map(_collects_statistics, behaving))
+        )
+
 
 def _unwrapped(model: nn.Module) -> nn.Module:
     """Return the innermost module that has all of a model's parameters, and all that drops."""
@@ -103,6 +125,11 @@ def _forgets(module: nn.Module) -> bool:
         return False
     momentum = module.momentum
     return isinstance(momentum, float) and _MOMENTUM_OF_LAST_BATCH <= momentum <= 1.0
+
+
+def _collects_statistics(module: nn.Module) -> bool:
+    """Return whether passes are to form new running statistics: their mean, or one at a time."""
+    return isinstance(module, _NormBase) and module.momentum in (None, 1.0)
 
 
 def _drops(module: nn.Module) -> bool:

@@ -12,6 +12,8 @@ import torch
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.records.columns import LOSS_IN_16_BITS, LOSS_INPUT_MISMATCH, TARGETS_BROADCAST
 
+LOOK_INTERVAL_STEPS = 17
+"""Prime, so that it does not always meet what a script does on every so many steps."""
 _PRODUCTS = frozenset(("AddmmBackward0", "ConvolutionBackward0", "LinearBackward0", "MmBackward0"))
 """Of linear layers and convolutions. Those of attention are in FP32 where its kernel wants them."""
 _IN_DOUBT = 0.5
@@ -92,7 +94,7 @@ def mistakes_of(
     scaled: a GradScaler has multiplied it last. autocast: it is on in the step.
     """
     users: dict[Any, Any] = {}
-    nodes = list(_nodes(roots, _LOSS_NODES, users))
+    nodes = nodes_near(roots, users)
     loss, first = scalar_of(_single(roots)), _first_term(roots, scaled=scaled)
     found: dict[str, Scalar] = {}
     if any(_has_other_input(node, nodes) for node in nodes) or _is_over_other_dimension(nodes):
@@ -108,6 +110,11 @@ def mistakes_of(
     if _is_in_16_bits(nodes, autocast=autocast):
         found[LOSS_IN_16_BITS] = 1.0
     return found
+
+
+def nodes_near(roots: object, users: MutableMapping[Any, Any] | None = None) -> Sequence[Any]:
+    """Return the nodes next to a loss; fill `users`: by node, what has used its result."""
+    return list(_nodes(roots, _LOSS_NODES, {} if users is None else users))
 
 
 _SOFTMAX = ("SoftmaxBackward0",)
@@ -168,7 +175,8 @@ def _is_softmax_by_hand(node: Any, softmax: Any) -> bool:
     )
 
 
-_LIKELIHOODS = ("NllLossBackward0", "NllLoss2DBackward0")
+LIKELIHOODS = ("NllLossBackward0", "NllLoss2DBackward0")
+"""The nodes of a cross-entropy that have its targets."""
 _ARRANGED = ("ReshapeAliasBackward0", "UnsafeViewBackward0", "ViewBackward0")
 
 
@@ -187,7 +195,7 @@ def _over_other_dimension(node: Any) -> bool | None:
     Of as many samples as classes a softmax along the samples may be meant: each is compared with
     all others.
     """
-    if node.name() not in _LIKELIHOODS or (source := _next(node, 0)) is None:
+    if node.name() not in LIKELIHOODS or (source := _next(node, 0)) is None:
         return None
     shape = _shape_of(source) or ()
     classes = min(1, len(shape) - 1)

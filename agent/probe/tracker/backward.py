@@ -14,7 +14,13 @@ from mp_agent.probe.optimizers.loop_order import any_of
 from mp_agent.probe.optimizers.parameter_names import optimizer_parameters
 from mp_agent.probe.optimizers.roles import FewWeights
 from mp_agent.probe.scalars import Scalar, reciprocal, snapshot_of
-from mp_agent.probe.step.loss_graph import fp32_share, has_fp16_products, is_scaled, mistakes_of
+from mp_agent.probe.step.loss_graph import (
+    LOOK_INTERVAL_STEPS,
+    fp32_share,
+    has_fp16_products,
+    is_scaled,
+    mistakes_of,
+)
 from mp_agent.probe.step.thread_progress import loss_of, within_backward
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import GradientMeasuring, StepEnd
@@ -99,8 +105,6 @@ _EARLY_BACKWARDS_AT_MOST = 20
 _ACCUMULATED_AT_MOST = 2048
 """Backwards before any optimizer steps by which none is expected to, although nothing is cleared:
 twice those of a large batch."""
-_LOOK_INTERVAL_STEPS = 17
-"""Prime, so that it does not always meet what a script does on every so many steps."""
 _DOUBTFUL_BACKWARDS = (_EARLY_BACKWARDS_AT_MOST, UNUSED_GRADIENTS_AT_MOST, _ACCUMULATED_AT_MOST)
 
 
@@ -287,7 +291,7 @@ class BackwardTracking:
         context.step.backward_seconds = perf_counter()
         context.instruments.end(context.step)
         context.order.backward_begins(context.registry.roles.watched, context.step.sequence)
-        if context.step.sequence % _LOOK_INTERVAL_STEPS == 0:
+        if context.step.sequence % LOOK_INTERVAL_STEPS == 0:
             self._look_at_graph(roots, seeds)
         if context.loaded.unmatched:
             context.loaded.backward_begins()
@@ -316,7 +320,10 @@ class BackwardTracking:
             for watched in context.registry.known:
                 watched.has_swapped_betas()
         autocast = thread.autocast_step == step.sequence
-        mistakes = mistakes_of(roots, scaled=thread.backward_scaled, autocast=autocast)
+        mistakes = {
+            **mistakes_of(roots, scaled=thread.backward_scaled, autocast=autocast),
+            **context.targets.mistakes_of(roots),
+        }
         for column, flag in mistakes.items():
             found = any_of((self._found.get(column), flag))
             self._found |= {} if found is None else {column: found}

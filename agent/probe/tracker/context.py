@@ -7,7 +7,8 @@ from threading import get_ident
 from torch import nn
 from torch.amp import GradScaler
 
-from mp_agent.probe.instruments.instrument import Instruments
+from mp_agent.probe.instruments.batches import TokenTargets
+from mp_agent.probe.instruments.instrument import Evaluations, Instruments
 from mp_agent.probe.optimizers.loop_order import LoopOrder
 from mp_agent.probe.optimizers.plan import MeasurementPlan
 from mp_agent.probe.optimizers.registry import OptimizerRegistry
@@ -90,6 +91,8 @@ class TrackerContext:
     parts: StepParts
     loaders: Loaders
     seeds: Seeds
+    targets: TokenTargets
+    evaluations: Evaluations
     boundaries: StepBoundaries = field(default_factory=StepBoundaries)
     thread: ThreadProgress = field(default_factory=ThreadProgress)
     """State of the calling thread's own training loop."""

@@ -66,8 +66,11 @@ class ActivityTracking:
 
     def evaluation(self, sign: str, begins: bool) -> None:
         """Treat a stretch without gradients, between two steps, as evaluation."""
-        if not self._context.trains_other_model:
-            self._context.phases.evaluation(sign, begins)
+        context = self._context
+        if not context.trains_other_model:
+            context.phases.evaluation(sign, begins)
+            if begins:
+                context.evaluations.begin_evaluation()
 
     def random_numbers_set(self, seeded: bool) -> None:
         """Note that the thread that trains has set the seed, or the state, of random numbers."""

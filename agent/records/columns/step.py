@@ -28,6 +28,9 @@ FP16_WITHOUT_LOSS_SCALE = "fp16_without_loss_scale"
 LOSS_INPUT_MISMATCH = "loss_input_mismatch"
 TARGETS_BROADCAST = "targets_broadcast"
 LOSS_IN_16_BITS = "loss_in_16_bits"
+TARGETS_MISALIGNED = "targets_misaligned"
+PADDING_IN_TARGETS = "padding_in_targets"
+EVALUATED_IN_TRAINING = "evaluated_in_training"
 BATCH_NORM_MOMENTUM = "batch_norm_momentum"
 BETAS_SWAPPED = "betas_swapped"
 LEARNING_RATES_ZERO = "learning_rates_zero"
@@ -293,6 +296,27 @@ COMMON_STEP_COLUMNS = (
         "1 if, at the last look at the graph of the loss, a loss function, or outside of "
         "autocast the mean or sum of one written by hand, had a result in BF16 or FP16; absent if "
         "not",
+    ),
+    Column(
+        TARGETS_MISALIGNED,
+        Algebra.MAX,
+        "1 if, at the last look at the graph of the loss, the targets of a cross-entropy were the "
+        "tokens that the model embeds, or those after the next, and not the next ones; absent if "
+        "not",
+    ),
+    Column(
+        PADDING_IN_TARGETS,
+        Algebra.MAX,
+        "1 if, at the last look at the graph of the loss, more than a tenth of the targets of a "
+        "cross-entropy of the next tokens were padding, by the attention mask, by the padding "
+        "index of the embedding, or as rows end in it alone; absent if not",
+    ),
+    Column(
+        EVALUATED_IN_TRAINING,
+        Algebra.MAX,
+        "1 if the last evaluation, four passes of the model without gradients or more, between "
+        "whose begin and that of the one before there were eight steps or more, was in training "
+        "mode, with dropout or batch normalization; absent if not",
     ),
     Column(
         BATCH_NORM_MOMENTUM,

@@ -132,6 +132,26 @@ _BROADCAST = _lasting(
     "tensors, one with a dimension of 1 that the other lacks, as (B, 1) and (B): broadcasting "
     "makes (B, B) of both.",
 )
+_MISALIGNED = _lasting(
+    "labels that are the inputs, unshifted",
+    "targets misaligned",
+    "On 91 consecutive steps of run demo, all targets of a cross-entropy were the tokens that the "
+    "model embeds at the same positions, or nearly all of them the tokens after the next ones, and "
+    "none of its losses had the next ones.",
+)
+_PADDING = _lasting(
+    "labels that are a copy of padded inputs",
+    "padding in targets",
+    "On 91 consecutive steps of run demo, more than a tenth of the next tokens that count in a "
+    "cross-entropy were padding: by the attention mask that the model is given, by the padding_idx "
+    "of its embedding, or since rows end in it that have it nowhere else.",
+)
+_EVALUATED = _lasting(
+    "a validation without eval()",
+    "evaluation in training mode",
+    "91 steps ago or more, run demo made four passes of the model or more in a row without "
+    "gradients, in training mode, and none in evaluation mode since.",
+)
 _EPOCH = _lasting(
     "a loop over epochs without set_epoch",
     "epoch repeated",
@@ -200,6 +220,18 @@ EXAMPLES = {
     "MpAgentTargetsBroadcast": Examples(
         firing=(_BROADCAST,),
         quiet=(_brief("a few steps with such a loss", "targets broadcast"),),
+    ),
+    "MpAgentTargetsMisaligned": Examples(
+        firing=(_MISALIGNED,),
+        quiet=(_brief("a few steps with such targets", "targets misaligned"),),
+    ),
+    "MpAgentPaddingInTargets": Examples(
+        firing=(_PADDING,),
+        quiet=(_brief("a few steps with such targets", "padding in targets"),),
+    ),
+    "MpAgentEvaluatedInTrainingMode": Examples(
+        firing=(_EVALUATED,),
+        quiet=(_brief("passes without gradients at every step", "evaluation in training mode"),),
     ),
     "MpAgentEpochRepeated": Examples(
         firing=(_EPOCH,),

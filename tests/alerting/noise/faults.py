@@ -16,6 +16,7 @@ from mp_agent.records.columns import (
     BETAS_SWAPPED,
     CLIPS_NOTHING,
     EPOCH_REPEATED,
+    EVALUATED_IN_TRAINING,
     FP16_WITHOUT_LOSS_SCALE,
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
@@ -24,10 +25,12 @@ from mp_agent.records.columns import (
     LOSS_INPUT_MISMATCH,
     NOTHING_LOADED,
     OPTIMIZER_NEVER_STEPS,
+    PADDING_IN_TARGETS,
     SEED_REPEATED,
     STEP_REPEATED,
     STEP_SCALED,
     TARGETS_BROADCAST,
+    TARGETS_MISALIGNED,
 )
 from mp_agent.records.steps import EndReason, Phase
 from mp_agent.records.tensor_collections import packed
@@ -946,6 +949,27 @@ FAULTS = (
         what="outputs [B, 1] are compared with targets [B]",
         script=partial(_in_the_loop, column=TARGETS_BROADCAST),
         expected={"MpAgentTargetsBroadcast": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="targets-unshifted",
+        what="the targets of a language model are its inputs",
+        script=partial(_in_the_loop, column=TARGETS_MISALIGNED),
+        expected={"MpAgentTargetsMisaligned": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="padding-in-targets",
+        what="padding counts as a target",
+        script=partial(_in_the_loop, column=PADDING_IN_TARGETS),
+        expected={"MpAgentPaddingInTargets": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="evaluated-in-training-mode",
+        what="a validation is made in training mode",
+        script=partial(_in_the_loop, column=EVALUATED_IN_TRAINING),
+        expected={"MpAgentEvaluatedInTrainingMode": "warning"},
         minutes=35,
     ),
     Scenario(

@@ -15,6 +15,7 @@ from mp_agent.records.columns import (
     BATCH_NORM_MOMENTUM,
     BETAS_SWAPPED,
     CLIPS_NOTHING,
+    EVALUATED_IN_TRAINING,
     FP16_WITHOUT_LOSS_SCALE,
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
@@ -22,9 +23,11 @@ from mp_agent.records.columns import (
     LOSS_IN_16_BITS,
     LOSS_INPUT_MISMATCH,
     OPTIMIZER_NEVER_STEPS,
+    PADDING_IN_TARGETS,
     STEP_REPEATED,
     STEP_SCALED,
     TARGETS_BROADCAST,
+    TARGETS_MISALIGNED,
 )
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import RingContents, read_ring
@@ -49,10 +52,13 @@ _STREAKS = (
     STEP_REPEATED,
     STEP_SCALED,
     CLIPS_NOTHING,
+    EVALUATED_IN_TRAINING,
     FP16_WITHOUT_LOSS_SCALE,
     LOSS_IN_16_BITS,
     LOSS_INPUT_MISMATCH,
+    PADDING_IN_TARGETS,
     TARGETS_BROADCAST,
+    TARGETS_MISALIGNED,
     BATCH_NORM_MOMENTUM,
     BETAS_SWAPPED,
 )
