@@ -166,7 +166,8 @@ class TrainedParameters:
     highest. rounding_loss: share of what the updates were to change there that rounding kept from
     changing, the smaller one of two comparisons in a row; None as rounded_ratio.
     resumed_without_state: steps before the attempt's first, where its optimizer has lost what it
-    keeps. nothing_loaded: tensors of a checkpoint of which none fitted the model.
+    keeps. schedule_behind: those of them that a schedule of the learning rate has not counted.
+    nothing_loaded: tensors of a checkpoint of which none fitted the model.
     """
 
     unheld: float | None = None
@@ -176,6 +177,7 @@ class TrainedParameters:
     rounded_ratio: float | None = None
     rounding_loss: float | None = None
     resumed_without_state: float | None = None
+    schedule_behind: float | None = None
     nothing_loaded: float | None = None
 
 

@@ -199,6 +199,64 @@ CLIPPING_WITHOUT_GRADIENTS = loop_mistake(
 )
 
 
+CLIPPING_ONE_BY_ONE = loop_mistake(
+    "clipping one by one",
+    name="MpAgentClippingOneByOne",
+    summary="The gradient of each parameter is clipped by its own norm, not by that of all.",
+    meaning="Each is scaled by another factor, so that the step goes in another direction than the "
+    "gradient: large layers are held back, and small ones are not. The norm of all may still be "
+    "the limit times the square root of the number of parameters.",
+    confirm="Look for clip_grad_norm_ in a loop over parameters. mp_agent_grad_norm after clipping "
+    "is above the limit.",
+    remedies=(
+        "Call it once per step with all of them: clip_grad_norm_(model.parameters(), max_norm).",
+    ),
+    why="clip_grad_norm_ computes one norm of all that it is given, and scales all by one factor.",
+    description="On {value|count} consecutive steps, run {run} clipped four parameters or more, "
+    "each by the norm of its own gradient, and none together.",
+    quiet="a few steps that clip so",
+    harm="The run trains, with other steps than the limit suggests. Correct it with the next "
+    "restart; the learning rate may have been chosen for it.",
+    reading="The number of consecutive steps that clipped so.",
+    causes=("for parameter in model.parameters(): clip_grad_norm_(parameter, max_norm).",),
+    false_positives=("Clipping per parameter on purpose: raise loop_mistake_steps for it.",),
+    samples=("order_of_the_loop",),
+    panels=(panels.CLIPPING, panels.GRADIENT_NORM),
+)
+
+
+CLIPPING_BY_SHARD = loop_mistake(
+    "clipping by shard",
+    name="MpAgentClippingByShard",
+    summary="Each rank clips its shards by their own norm, which is not that of the model.",
+    meaning="Each rank finds a smaller norm than that of all gradients, about the square root of "
+    "the number of ranks below it, and another one: the limit is too loose by that factor, and "
+    "shards of one tensor are scaled differently, so that the step goes in another direction.",
+    confirm="Print what the clipping returns on each rank: the numbers differ, and are below "
+    "mp_agent_grad_norm.",
+    remedies=(
+        "Under FullyShardedDataParallel call model.clip_grad_norm_(max_norm), on all ranks.",
+        "By hand, add up the squares of the shards' norms over the ranks that share the model, "
+        "and pass the root to torch.nn.utils.clip_grads_with_norm_.",
+    ),
+    why="torch.nn.utils.clip_grad_norm_ takes plain tensors for the whole; only of DTensors does "
+    "it know that they are shards.",
+    description="On {value|count} consecutive steps of run {run}, a rank that has shards of the "
+    "gradients clipped them by a norm that is that of its own shards alone.",
+    quiet="a few steps whose norm is that of one rank's shards",
+    harm="The run trains, with a limit that changes with the number of ranks. Correct it with the "
+    "next restart.",
+    reading="The number of consecutive steps that clipped so.",
+    causes=(
+        "torch.nn.utils.clip_grad_norm_ of the parameters of a FullyShardedDataParallel model.",
+        "Shards that the script makes itself, each clipped on its rank.",
+    ),
+    false_positives=("Shards of which only one rank's have gradients, for many steps in a row.",),
+    samples=("order_of_the_loop",),
+    panels=(panels.CLIPPING, panels.GRADIENT_NORM),
+)
+
+
 STEP_REPEATED = loop_mistake(
     "step repeated",
     name="MpAgentStepRepeated",
@@ -356,6 +414,8 @@ CONDITIONS = (
     GRADIENTS_DISCARDED,
     CLIPPING_AFTER_STEP,
     CLIPPING_WITHOUT_GRADIENTS,
+    CLIPPING_ONE_BY_ONE,
+    CLIPPING_BY_SHARD,
     STEP_REPEATED,
     GRADIENTS_LEFT_SCALED,
     ACCUMULATION_BYPASSED,

@@ -289,6 +289,53 @@ OPTIMIZER_STATE_LOST = Condition(
 )
 
 
+SCHEDULE_BEGUN_AGAIN = Condition(
+    name="MpAgentScheduleBegunAgain",
+    summary="After a restart the schedule of the learning rate is at its first step again.",
+    meaning="The optimizer goes on with the state of a checkpoint, and the schedule does not: the "
+    "learning rate is again that of the beginning, after its warm-up the highest of all, and falls "
+    "as late as it would in a new run. The loss rises at first, and the run may end far above its "
+    "last learning rate.",
+    confirm="mp_agent_schedule_behind_steps, and mp_agent_learning_rate before and after the "
+    "restart. In the script, print scheduler.last_epoch after the checkpoint is loaded.",
+    remedies=(
+        "Save scheduler.state_dict() with the optimizer's, and load it after the scheduler is "
+        "made: making one sets the learning rate to its first.",
+        "Or pass the number of steps made so far: last_epoch=steps - 1.",
+    ),
+    why="optimizer.load_state_dict restores the last learning rate, which a new scheduler "
+    "overwrites.",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=Compare(Series(metric=optimizer.SCHEDULE_BEHIND), ">", limit("resumed_steps")),
+            description="The optimizer of run {run} goes on with the state of {value|count} steps "
+            "that its schedule of the learning rate has not counted.",
+            reason="No delay: it is known at the fourth step.",
+        ),
+    ),
+    quiet=("a schedule that goes on, or a run that begins at step 1",),
+    needs=((Quantity.OPTIMIZER,),),
+    guidance=Guidance(
+        harm="Each step at a learning rate that is too high undoes some of what was learned. Stop "
+        "the run soon if its schedule was to go on.",
+        query='mp_agent_schedule_behind_steps{run="RUN"}',
+        reading="The steps of the optimizer before this attempt's first one that the schedule has "
+        "not counted, for 1000 steps.",
+        causes=(
+            "A checkpoint of the weights and the optimizer, without the scheduler.",
+            "A scheduler that is made after its state was loaded, or whose state is not loaded.",
+        ),
+        false_positives=(
+            "A schedule that begins again on purpose, as for more training, or another phase, with "
+            "the optimizer's state of before.",
+        ),
+        samples=("save_and_resume",),
+        panels=(panels.LEARNING_RATE, panels.LOSS),
+    ),
+)
+
+
 BETAS_SWAPPED = loop_mistake(
     "betas swapped",
     name="MpAgentBetasSwapped",
@@ -318,6 +365,7 @@ BETAS_SWAPPED = loop_mistake(
 
 CONDITIONS = (
     OPTIMIZER_STATE_LOST,
+    SCHEDULE_BEGUN_AGAIN,
     SECOND_MOMENT_STALE,
     UPDATES_LOST,
     ADAM_EPSILON_UNSAFE,

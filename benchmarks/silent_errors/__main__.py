@@ -1,6 +1,6 @@
 """Which conditions find silent errors, since which step, and whether healthy twins stay silent.
 
-    python -m benchmarks.silent_errors [NAME ...] [--twins] [--write docs/silent-errors.md]
+    python -m benchmarks.silent_errors [NAME ...] [--write docs/silent-errors.md]
 
 Two ranks train under torchrun on the CPU, and a node agent watches, as `mp-agent node` does.
 """

@@ -168,6 +168,21 @@ def evaluation_mode_kept(wrong: bool) -> None:
 
 
 @silent_error("modes")
+def evaluated_in_training(wrong: bool) -> None:
+    """Each validation is in training mode: with dropout, and into the running statistics."""
+    model = make_replicas(make_model(dropout=0.2, normalized=True))
+    optimizer = make_sgd(model)
+    for step in steps_of():
+        if step % 25 == 0:
+            nn.Module.train(model, wrong)
+            with torch.no_grad():
+                for _ in range(8):
+                    loss_of(model)
+            nn.Module.train(model)
+        update(optimizer, loss_of(model))
+
+
+@silent_error("modes")
 def model_outside_of_autocast(wrong: bool) -> None:
     """BF16 is asked for, but the model is called in a context that switches autocast off."""
     model = make_replicas()

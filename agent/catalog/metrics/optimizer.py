@@ -231,6 +231,14 @@ RESUMED_WITHOUT_STATE = gauge(
     "row, 32 or more, that each began so. Shown for 1000 steps; else absent.",
     read=lambda run: run.trained.resumed_without_state,
 )
+SCHEDULE_BEHIND = gauge(
+    "mp_agent.schedule_behind.steps",
+    "{step}",
+    help="Steps that the optimizer's state has counted before the attempt's first one, and a "
+    "schedule of the learning rate that is stepped after each step has not. Shown for 1000 steps; "
+    "else absent.",
+    read=lambda run: run.trained.schedule_behind,
+)
 NOTHING_LOADED = gauge(
     "mp_agent.unmatched_tensors",
     "{tensor}",
@@ -270,6 +278,7 @@ PARAMETER_METRICS = (
     PARAMETERS_PARTED,
     PARTED_PARAMETERS_INFO,
     RESUMED_WITHOUT_STATE,
+    SCHEDULE_BEHIND,
     NOTHING_LOADED,
     UPDATES_ROUNDED,
     UPDATES_ROUNDING_LOSS,

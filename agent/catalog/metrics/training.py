@@ -344,10 +344,11 @@ LOOP_MISTAKE_STEPS = gauge(
     help="Consecutive steps, not skipped by the scaler, on which the loop made a mistake, which "
     "has an alert: `gradients add up`, `gradients discarded`, `clipping after the step`, `step "
     "repeated`, `scaled gradients`, `accumulation bypassed`, `optimizer never steps` (64 if the "
-    "run makes no step), `evaluation mode`, `clipping without gradients`, `epoch repeated`, `seed "
-    "repeated`, `batch norm momentum`, `betas swapped`, `evaluation in training mode`; by a look "
-    "on every 17th step `FP16 without a loss scale`, `loss input mismatch`, `targets broadcast`, "
-    "`loss in 16 bits`, `targets misaligned`, `padding in targets`.",
+    "run makes no step), `evaluation mode`, `clipping without gradients`, `clipping one by one`, "
+    "`clipping by shard`, `epoch repeated`, `seed repeated`, `batch norm momentum`, `betas "
+    "swapped`, `evaluation in training mode`; by a look on every 17th step `FP16 without a loss "
+    "scale`, `loss input mismatch`, `targets broadcast`, `loss in 16 bits`, `targets misaligned`, "
+    "`padding in targets`.",
     read=lambda run: {(mistake,): float(steps) for mistake, steps in run.loop.steps.items()},
 )
 AUTOCAST_FP32_SAMPLES = gauge(

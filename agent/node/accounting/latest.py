@@ -14,6 +14,7 @@ from mp_agent.records.columns import (
     RESUMED_WITHOUT_STATE,
     ROUNDED_RATIO,
     ROUNDING_LOSS,
+    SCHEDULE_BEHIND,
     UNCHANGED_PARAMETERS,
     UNHELD_PARAMETERS,
     ColumnFamily,
@@ -185,6 +186,7 @@ _RISING = 1.05
 _SHOWN_STEPS = 1000
 """Steps for which it is shown how a run has begun: Adam's second moment, at a beta of 0.999, has
 been made again by then."""
+_OF_BEGINNINGS = (RESUMED_WITHOUT_STATE, SCHEDULE_BEHIND, NOTHING_LOADED)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,26 +202,19 @@ class ParameterTracker(Tracker):
     """Of the last two comparisons in a row."""
     rate: float | None = None
     """Learning rate of the last step on which weights were compared, at first of the first step."""
-    resumed_without_state: float | None = None
-    steps_since_resumed: int = 0
-    nothing_loaded: float | None = None
-    steps_since_loaded: int = 0
+    of_beginnings: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """By column that only steps after a beginning have, its last value, and steps since then."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Account for a closed step, if anything was looked at."""
         self.unheld = step.columns.get(UNHELD_PARAMETERS, self.unheld)
         self.cut_off = step.columns.get(CUT_OFF_PARAMETERS, self.cut_off)
         self.parted = step.columns.get(PARTED_PARAMETERS, self.parted)
-        self.steps_since_resumed += 1
-        if (found := step.columns.get(RESUMED_WITHOUT_STATE)) is not None:
-            self.resumed_without_state, self.steps_since_resumed = found, 0
-        elif self.steps_since_resumed > _SHOWN_STEPS:
-            self.resumed_without_state = None
-        self.steps_since_loaded += 1
-        if given := step.columns.get(NOTHING_LOADED):
-            self.nothing_loaded, self.steps_since_loaded = given, 0
-        elif self.steps_since_loaded > _SHOWN_STEPS:
-            self.nothing_loaded = None
+        self.of_beginnings = {
+            name: (value, steps + 1)
+            for name, (value, steps) in self.of_beginnings.items()
+            if steps < _SHOWN_STEPS
+        } | {name: (found, 0) for name in _OF_BEGINNINGS if (found := step.columns.get(name))}
         rate = step.get("learning_rate")
         if UNCHANGED_PARAMETERS in step.columns:
             self.unchanged = step.columns[UNCHANGED_PARAMETERS]
@@ -240,8 +235,7 @@ class ParameterTracker(Tracker):
             parted=self.parted,
             rounded_ratio=self.rounded_ratio,
             rounding_loss=min(self.rounding_losses) if len(self.rounding_losses) > 1 else None,
-            resumed_without_state=self.resumed_without_state,
-            nothing_loaded=self.nothing_loaded,
+            **{name: value for name, (value, _) in self.of_beginnings.items()},
         )
 
 

@@ -47,7 +47,9 @@ class Events(Protocol):
     def clipping(self, parameters: list[torch.Tensor]) -> None:
         """Called when the gradients of `parameters` are about to be clipped."""
 
-    def clipping_to(self, max_norm: object, total_norm: object) -> None:
+    def clipping_to(
+        self, max_norm: object, total_norm: object, *, of_all_ranks: bool = False
+    ) -> None:
         """Called when their norm `total_norm` is known; they will be scaled down to `max_norm`.
 
         None of both where each value has been clipped.

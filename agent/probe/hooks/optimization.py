@@ -85,7 +85,7 @@ def install_clipping(patches: Patches, events: Events, shield: Shield) -> None:
         def clip(model: FullyShardedDataParallel, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
             shield.run("clipping", _report_model, events, model)
             total_norm = original(model, max_norm, *args, **kwargs)
-            shield.run("clipping", events.clipping_to, max_norm, total_norm)
+            shield.run("clipping", events.clipping_to, max_norm, total_norm, of_all_ranks=True)
             return total_norm
 
         return clip

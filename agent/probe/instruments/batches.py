@@ -242,7 +242,7 @@ class TokenTargets:
         self._mask = weakref.ref(mask) if type(mask) is torch.Tensor else None
 
     def mistakes_of(self, roots: object) -> Mapping[str, Scalar]:
-        """Return the columns of what is wrong with the targets of the losses in a graph.
+        """Return by column whether something is wrong with the targets of the losses in a graph.
 
         Of compiled graphs, and of losses in functions of a library's own, nothing is known.
         """
@@ -259,13 +259,15 @@ class TokenTargets:
         self._looks_without = 0 if pairs else self._looks_without + 1
         if not pairs:
             return {}
-        shares = [_shares(*pair, mask) for pair in pairs]
+        device = pairs[0][0].device
+        mask = None if mask is None or mask.device != device else mask
+        shares = [_shares(*pair, mask) for pair in pairs if pair[0].device == device]
         most_next = torch.stack([each[0] for each in shares]).amax()
         misaligned = torch.stack([each[1] for each in shares]).any() & (most_next < _OTHERS)
         padded = torch.stack([each[2] for each in shares]).any()
         found = {TARGETS_MISALIGNED: misaligned, PADDING_IN_TARGETS: padded}
         flags = {column: scalar_of(flag.double()) for column, flag in found.items()}
-        return {column: flag for column, flag in flags.items() if flag is not None and flag != 0.0}
+        return {column: flag for column, flag in flags.items() if flag is not None}
 
 
 def _embedded(losses: Sequence[Any]) -> Iterator[tuple[torch.Tensor, int | None]]:
@@ -302,7 +304,7 @@ def _saved(node: Any, name: str) -> torch.Tensor | None:
         found = getattr(node, f"_saved_{name}")
     except RuntimeError:
         return None
-    return found if isinstance(found, torch.Tensor) else None
+    return found if type(found) is torch.Tensor else None  # no part of one on many ranks
 
 
 _Pair = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int | None]
@@ -358,7 +360,7 @@ def _padding(
     The first of it may end the sequence, and is meant to be learned.
     """
     if mask_BT is not None and mask_BT.shape == tokens_BT.shape:
-        return mask_BT.to(tokens_BT.device) == 0
+        return mask_BT == 0
     found_BT = _filling(tokens_BT) if padding_index is None else tokens_BT == padding_index
     return functional.pad(found_BT[:, 1:] & found_BT[:, :-1], (1, 0))
 

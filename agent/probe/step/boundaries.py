@@ -280,13 +280,18 @@ class TrainerStep:
     """Knows by how much the trainer's number is ahead of our sequence number.
 
     resumed_without_state: by how much a schedule, or a framework's trainer, is ahead at step 4,
-    where the optimizer keeps state and began without any; else 0.
+    where the optimizer keeps state and began without any; else 0. schedule_behind: by how much a
+    schedule is behind the optimizer's state there; else 0.
     """
 
     def __init__(self) -> None:
         self.lead = 0
         self.resumed_without_state = 0
+        self.schedule_behind = 0
         self._ahead = 0
+        self._of_state: int | None = None
+        self._of_schedule: int | None = None
+        """By how much the optimizer's state, and the schedule that is furthest, are ahead of us."""
         self.may_lose_state = False
         """The next look at an optimizer's state shows whether those before it had any to lose."""
         self._new_steps = 0
@@ -354,6 +359,8 @@ class TrainerStep:
         """Learn from a scheduler of the optimizer, stepped after step `sequence`."""
         lead = self._schedule.lead(last_epoch, sequence)
         self._ahead = max(self._ahead, lead or 0)
+        if lead is not None:
+            self._of_schedule = max(lead, self._of_schedule or lead)
         if lead is not None and not self._observed and self.lead == 0:
             self.lead = lead
 
@@ -373,10 +380,12 @@ class TrainerStep:
             self._began_empty = id(optimizer) if empty else 0
         elif sequence == STATE_KNOWN_STEP and self._began_empty == id(optimizer):
             self.resumed_without_state = self._ahead if _keeps_state(optimizer) else 0
+        if sequence == STATE_KNOWN_STEP and None not in (self._of_state, self._of_schedule):
+            self.schedule_behind = (self._of_state or 0) - (self._of_schedule or 0)
 
     def _learn(self, completed: float, sequence: int) -> None:
         if completed >= 1:
-            self.lead = int(completed) + 1 - sequence
+            self.lead = self._of_state = int(completed) + 1 - sequence
 
 
 class _Schedule:

@@ -22,7 +22,7 @@ from mp_agent.probe.step.data import Loaders, Seeds
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.probe.step.phases import PhaseMarks, StepParts
 from mp_agent.probe.step.thread_progress import ThreadProgress
-from mp_agent.records.columns import NOTHING_LOADED, RESUMED_WITHOUT_STATE
+from mp_agent.records.columns import NOTHING_LOADED, RESUMED_WITHOUT_STATE, SCHEDULE_BEHIND
 from mp_agent.records.steps import Phase
 
 
@@ -190,6 +190,8 @@ class TrackerContext:
         """Record what the first steps show of how the run began."""
         if ahead := self.trainer_step.resumed_without_state:
             self.step.scalars[RESUMED_WITHOUT_STATE] = float(ahead)
+        if (behind := self.trainer_step.schedule_behind) > 0:
+            self.step.scalars[SCHEDULE_BEHIND] = float(behind)
         model, plan = self.registry.root, watched.plan()
         if not watched.mode.is_known and model is not None and plan is not None:
             watched.mode.given(model, trained_before=False, held=plan.identities)

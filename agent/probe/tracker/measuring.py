@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from math import inf, isnan
+from math import inf, isnan, nan
 from threading import get_ident
 
 import torch
@@ -15,9 +15,12 @@ from mp_agent.probe.optimizers.roles import Role, WatchedOptimizer
 from mp_agent.probe.placement import world_size
 from mp_agent.probe.scalars import Scalar, add, reciprocal, scalar_of, snapshot_of
 from mp_agent.probe.step.open_step import OpenStep
+from mp_agent.probe.step.thread_progress import within_backward
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.records.columns import (
     ANOTHER_MODEL,
+    CLIPPED_APART,
+    CLIPPED_BY_SHARD,
     CLIPS_NOTHING,
     GRADIENT_FACTOR,
     GRADIENTS_REPLACED,
@@ -334,6 +337,26 @@ class GradientMeasuring:
         return all(each.role is not Role.SEPARATE for each in context.registry.known)
 
 
+def _holds_shards(watched: WatchedOptimizer) -> bool:
+    plan = watched.plan()
+    return plan is not None and any(share.shard_count > 1 for share in plan.shares)
+
+
+def _is_same(norm: Scalar, own: Scalar | None) -> Scalar:
+    """Return whether a norm is that of the rank's own shards, 1 or 0, on its device."""
+    if isinstance(norm, torch.Tensor) and isinstance(own, torch.Tensor):
+        return ((norm - own).double().abs() <= _OF_FLOAT32 * own).double()
+    if isinstance(norm, float) and isinstance(own, float):
+        return float(abs(norm - own) <= _OF_FLOAT32 * own)
+    return 0.0
+
+
+_OF_FLOAT32 = 1e-3
+"""Relative difference of a norm in FP32, or of the norm of norms in BF16, from one in FP64."""
+_CLIPPED_APART = 4
+"""Parameters of which each was clipped by its own norm from which on it is no exception."""
+
+
 class ClippingTracking:
     """Follows torch's clipping functions."""
 
@@ -342,11 +365,16 @@ class ClippingTracking:
         self._measuring = measuring
         self._reaches = False
         """The call under way was given a parameter that has a gradient."""
+        self._given = 0
+        """Parameters that it was given."""
+        self._apart: tuple[int, float] = 0, 0.0
+        """Number of a step, and its calls so far if each was given one parameter, else NaN."""
 
     def begins(self, parameters: list[torch.Tensor]) -> None:
         """Measure the gradients before they are clipped; they may still be scaled."""
         context = self._context
         self._reaches = any(each.grad is not None for each in parameters)
+        self._given = len(parameters)
         holding = context.registry.holding(parameters)
         clipped = [watched for watched in holding if not watched.managed]
         context.thread.clips_late = context.order.clips(clipped)
@@ -360,14 +388,21 @@ class ClippingTracking:
             if watched.label not in context.boundaries.of(watched).settled
         ]
 
-    def norm_known(self, max_norm: object, total_norm: object) -> None:
-        """Record the limit and the norm of the clipping under way, as far as it has any."""
+    def norm_known(
+        self, max_norm: object, total_norm: object, *, of_all_ranks: bool = False
+    ) -> None:
+        """Record the limit and the norm of the clipping under way, as far as it has any.
+
+        of_all_ranks: whether the norm is known to be that of all ranks' shards together.
+        """
         limit, norm = snapshot_of(max_norm), snapshot_of(total_norm)
         thread, scalars = self._context.thread, self._context.step.scalars
         if not (isinstance(limit, float) and limit == inf):  # that only asks for the norm
             scalars[CLIPS_NOTHING] = 0.0 if self._reaches else scalars.get(CLIPS_NOTHING, 1.0)
             if thread.clips_late:
                 scalars[LATE_CLIPPING] = 1.0
+            elif norm is not None:
+                self._note_apart(scalars)
         if thread.clips_late:
             return
         if limit is None or norm is None:
@@ -377,9 +412,19 @@ class ClippingTracking:
         if of_run:
             step = self._context.boundaries.of(of_run[0])
             step.add_clipping({watched.label for watched in of_run}, limit, norm)
+            if not of_all_ranks and len(of_run) == 1 and _holds_shards(of_run[0]):
+                scalars[CLIPPED_BY_SHARD] = _is_same(norm, step.norm(of_run[0].label))
         else:
             for watched in clipped:
                 watched.scalars.update(clip_max_norm=limit, clip_norm=norm)
+
+    def _note_apart(self, scalars: dict[str, Scalar]) -> None:
+        """Count norms of single parameters; not those of hooks, each of which has but one."""
+        sequence, apart = self._context.step.sequence, self._apart
+        calls = apart[1] if apart[0] == sequence else 0.0
+        alone = self._given == 1 and not within_backward()
+        self._apart = sequence, calls + 1.0 if alone else nan
+        scalars[CLIPPED_APART] = float(self._apart[1] >= _CLIPPED_APART)
 
     def compiled(self) -> None:
         """Measure after every backward from now on, since compiled clipping calls no hook."""

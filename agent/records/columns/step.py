@@ -15,6 +15,7 @@ UNCHANGED_PARAMETERS = "unchanged_parameters"
 CUT_OFF_PARAMETERS = "cut_off_parameters"
 PARTED_PARAMETERS = "parted_parameters"
 RESUMED_WITHOUT_STATE = "resumed_without_state"
+SCHEDULE_BEHIND = "schedule_behind"
 NOTHING_LOADED = "nothing_loaded"
 ANOTHER_MODEL = "another_model"
 STEP_REPEATED = "step_repeated"
@@ -22,6 +23,8 @@ STEP_SCALED = "step_scaled"
 OPTIMIZER_NEVER_STEPS = "optimizer_never_steps"
 ACCUMULATION_BYPASSED = "accumulation_bypassed"
 CLIPS_NOTHING = "clips_nothing"
+CLIPPED_APART = "clipped_apart"
+CLIPPED_BY_SHARD = "clipped_by_shard"
 SEED_REPEATED = "seed_repeated"
 EPOCH_REPEATED = "epoch_repeated"
 FP16_WITHOUT_LOSS_SCALE = "fp16_without_loss_scale"
@@ -261,6 +264,18 @@ COMMON_STEP_COLUMNS = (
         "if one was; absent without a call",
     ),
     Column(
+        CLIPPED_APART,
+        Algebra.MAX,
+        "1 if gradients were clipped, four times or more, by the norm of a single parameter each, "
+        "outside of backward, and no others; absent without a limit and a norm",
+    ),
+    Column(
+        CLIPPED_BY_SHARD,
+        Algebra.MAX,
+        "1 if a rank that has shards of gradients clipped them by a norm that is of its own shards "
+        "alone; absent without shards, and where the norm is of all ranks by its making",
+    ),
+    Column(
         SEED_REPEATED,
         Algebra.MAX,
         "1 if the seed of torch's random numbers was set again to that of the step before, and as "
@@ -340,6 +355,12 @@ COMMON_STEP_COLUMNS = (
         Algebra.MAX,
         "steps that a schedule of the learning rate, or a framework's trainer, has counted before "
         "the first one, where the optimizer keeps state and began without any; on the fourth step",
+    ),
+    Column(
+        SCHEDULE_BEHIND,
+        Algebra.MAX,
+        "steps that the optimizer's state has counted before the first one, and a schedule of the "
+        "learning rate has not; on the fourth step",
     ),
     Column(
         NOTHING_LOADED,

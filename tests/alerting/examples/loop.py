@@ -111,6 +111,18 @@ _CLIPPED_NOTHING = _lasting(
     "clipping without gradients",
     "On 91 consecutive steps, no clipping of run demo was given a parameter that had a gradient.",
 )
+_CLIPPED_APART = _lasting(
+    "clip_grad_norm_ in a loop over parameters",
+    "clipping one by one",
+    "On 91 consecutive steps, run demo clipped four parameters or more, each by the norm of its "
+    "own gradient, and none together.",
+)
+_CLIPPED_BY_SHARD = _lasting(
+    "torch's clip_grad_norm_ under FullyShardedDataParallel",
+    "clipping by shard",
+    "On 91 consecutive steps of run demo, a rank that has shards of the gradients clipped them by "
+    "a norm that is that of its own shards alone.",
+)
 _UNSCALED = _lasting(
     "autocast to FP16 without a GradScaler",
     "FP16 without a loss scale",
@@ -208,6 +220,14 @@ EXAMPLES = {
     "MpAgentClippingWithoutGradients": Examples(
         firing=(_CLIPPED_NOTHING,),
         quiet=(_brief("a few steps whose clipping finds nothing", "clipping without gradients"),),
+    ),
+    "MpAgentClippingOneByOne": Examples(
+        firing=(_CLIPPED_APART,),
+        quiet=(_brief("a few steps that clip so", "clipping one by one"),),
+    ),
+    "MpAgentClippingByShard": Examples(
+        firing=(_CLIPPED_BY_SHARD,),
+        quiet=(_brief("a few steps whose norm is that of one rank's shards", "clipping by shard"),),
     ),
     "MpAgentFp16WithoutLossScale": Examples(
         firing=(_UNSCALED,),

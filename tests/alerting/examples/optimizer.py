@@ -258,6 +258,24 @@ _NOT_LOST = Example(
     tracks=(Track(optimizer.RESUMED_WITHOUT_STATE, (None, 1)),),
 )
 
+_BEGUN_AGAIN = Example(
+    title="a checkpoint of the weights and the optimizer, without the schedule",
+    minutes=10,
+    tracks=(Track(optimizer.SCHEDULE_BEHIND, (None, 5000)),),
+    fires={
+        Severity.WARNING: "The optimizer of run demo goes on with the state of 5000 steps that its "
+        "schedule of the learning rate has not counted."
+    },
+    at=4,
+    not_yet=(0,),
+)
+
+_GOES_ON = Example(
+    title="a schedule that goes on, or a run that begins at step 1",
+    minutes=10,
+    tracks=(Track(optimizer.SCHEDULE_BEHIND, (None, 1)),),
+)
+
 _NOTHING_LOADED = Example(
     title="a checkpoint whose names have a prefix that those of the model have not",
     minutes=10,
@@ -334,6 +352,7 @@ EXAMPLES = {
     "MpAgentTiedWeightsParted": Examples(firing=(_PARTED,), quiet=(_TIED,)),
     "MpAgentNothingLoaded": Examples(firing=(_NOTHING_LOADED,), quiet=(_PART_LOADED,)),
     "MpAgentOptimizerStateLost": Examples(firing=(_RESUMED,), quiet=(_NOT_LOST,)),
+    "MpAgentScheduleBegunAgain": Examples(firing=(_BEGUN_AGAIN,), quiet=(_GOES_ON,)),
     "MpAgentWeightsUnchanged": Examples(
         firing=(_UPDATED_COPY, _ROUNDED), quiet=(_CHANGED, _NOT_COMPARED)
     ),

@@ -14,6 +14,8 @@ from mp_agent.records.columns import (
     BATCH_INTERVAL_STEPS,
     BATCH_NORM_MOMENTUM,
     BETAS_SWAPPED,
+    CLIPPED_APART,
+    CLIPPED_BY_SHARD,
     CLIPS_NOTHING,
     EPOCH_REPEATED,
     EVALUATED_IN_TRAINING,
@@ -550,6 +552,14 @@ def _parted_weights(random: Random) -> Events:
     yield from training.forever(of_rank={0: {"parted_parameters": 2.0}})
 
 
+def _schedule_begun_again(random: Random) -> Events:
+    """The optimizer goes on with the state of 5000 steps, and its schedule is new."""
+    training, before = _trained(random)
+    yield from before
+    yield training.step(of_rank={0: {"schedule_behind": 5000.0}})
+    yield from training.forever()
+
+
 def _resumed_without_state(random: Random) -> Events:
     """The schedule goes on after 5000 steps, and the optimizer's state is new."""
     training, before = _trained(random)
@@ -952,6 +962,20 @@ FAULTS = (
         minutes=35,
     ),
     Scenario(
+        name="clipped-one-by-one",
+        what="each parameter is clipped by the norm of its own gradient",
+        script=partial(_in_the_loop, column=CLIPPED_APART),
+        expected={"MpAgentClippingOneByOne": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="clipped-by-shard",
+        what="each rank clips its shards by their own norm",
+        script=partial(_in_the_loop, column=CLIPPED_BY_SHARD),
+        expected={"MpAgentClippingByShard": "warning"},
+        minutes=35,
+    ),
+    Scenario(
         name="targets-unshifted",
         what="the targets of a language model are its inputs",
         script=partial(_in_the_loop, column=TARGETS_MISALIGNED),
@@ -1338,6 +1362,13 @@ FAULTS = (
         what="a run that resumes with its weights and schedule and without its optimizer's state",
         script=_resumed_without_state,
         expected={"MpAgentOptimizerStateLost": "warning"},
+        minutes=40,
+    ),
+    Scenario(
+        name="schedule-begun-again",
+        what="a run that resumes with its optimizer's state, and with a new schedule",
+        script=_schedule_begun_again,
+        expected={"MpAgentScheduleBegunAgain": "warning"},
         minutes=40,
     ),
     Scenario(

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mp_agent.probe.instruments.batches import TokenTargets
+from mp_agent.probe.scalars import Scalar
 from mp_agent.records.columns import PADDING_IN_TARGETS, TARGETS_MISALIGNED
 from tests.subtests import each
 
@@ -34,7 +35,8 @@ class Model(nn.Module):
         states = self.positions(places) + self.tokens(tokens_BT)
         for block in self.blocks:
             states = block(states)
-        return self.head(states)
+        logits: Tensor = self.head(states)
+        return logits
 
 
 def _text(rows: int = _B, columns: int = _T) -> Tensor:
@@ -52,10 +54,10 @@ def _mean(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), label_smoothing=smoothing)
 
 
-def _found(model: nn.Module, loss: Tensor, mask: Tensor | None = None) -> dict[str, float]:
+def _found(model: nn.Module, loss: Tensor, mask: Tensor | None = None) -> dict[str, Scalar]:
     targets = TokenTargets()
     targets.given(model, ({} if mask is None else {"attention_mask": mask}, ()))
-    return {name: float(value) for name, value in targets.mistakes_of(loss).items()}
+    return {name: value for name, value in targets.mistakes_of(loss).items() if value != 0.0}
 
 
 def _next(model: nn.Module, tokens: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from mp_agent.records.columns import (
     BATCH_NORM_MOMENTUM,
     BETAS_SWAPPED,
+    CLIPPED_APART,
     CLIPS_NOTHING,
     FP16_WITHOUT_LOSS_SCALE,
     LATE_CLIPPING,
@@ -55,6 +56,39 @@ def clip_before_backward(
         if clips_after:
             clip(model.parameters())
         optimizer.step()
+
+
+def clip_each(clip: Callable[[nn.Parameter], object], *, whole: bool = False) -> None:
+    model = classifier()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        for parameter in model.parameters():
+            clip(parameter)
+        if whole:
+            _clip(model.parameters())
+        optimizer.step()
+
+
+@wrong(CLIPPED_APART)
+def clip_one_by_one() -> None:
+    clip_each(lambda parameter: nn.utils.clip_grad_norm_(parameter, 1.0))
+
+
+@healthy
+def clip_one_by_one_and_all_together() -> None:
+    clip_each(lambda parameter: nn.utils.clip_grad_norm_([parameter], 1.0), whole=True)
+
+
+@healthy
+def clip_values_one_by_one() -> None:
+    clip_each(lambda parameter: nn.utils.clip_grad_value_(parameter, 1.0))
+
+
+@healthy
+def norms_of_each_parameter() -> None:
+    clip_each(lambda parameter: nn.utils.clip_grad_norm_(parameter, math.inf))
 
 
 @wrong(CLIPS_NOTHING)

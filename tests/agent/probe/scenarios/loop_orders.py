@@ -7,13 +7,17 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from mp_agent.records.columns import (
     AUTOCAST_FP32_SHARE,
     BACKWARDS_DISCARDED,
+    CLIPPED_BY_SHARD,
     GRADIENTS_ADD_UP,
     LATE_CLIPPING,
     LEFT_IN_EVALUATION,
@@ -1109,8 +1113,16 @@ OF_RANKS: dict[str, set[str]] = {
     "never cleared views": {GRADIENTS_ADD_UP},
     "cleared each": {BACKWARDS_DISCARDED},
     "stays in evaluation": {LEFT_IN_EVALUATION},
+    "clipped shards": {CLIPPED_BY_SHARD},
+    "clipped flat shards": {CLIPPED_BY_SHARD},
+    "clipped shards by all ranks": set(),
+    "clipped shards by hand": set(),
+    "clipped DTensors": set(),
 }
-"""What is wrong with each way in which ranks train under DDP, of two micro-batches per step."""
+"""What is wrong with each way in which ranks train under DDP, of two micro-batches per step.
+
+Or with shards, of which the norm is that of each rank or of all.
+"""
 
 
 def train_ranks(rank: int, directory: Path) -> None:
@@ -1122,6 +1134,9 @@ def train_ranks(rank: int, directory: Path) -> None:
 
 
 def _train_as_rank(kind: str, rank: int) -> None:
+    if kind.startswith("clipped"):
+        _train_shards(kind, rank)
+        return
     model = DistributedDataParallel(classifier(), gradient_as_bucket_view=kind.endswith("views"))
     optimizer = sgd(model)
     for step in range(STEPS):
@@ -1137,3 +1152,29 @@ def _train_as_rank(kind: str, rank: int) -> None:
             with torch.no_grad():
                 loss_of(model.module, 10**6)
             model.train("stays" not in kind)
+
+
+def _train_shards(kind: str, rank: int) -> None:
+    whole = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 10))
+    if kind.endswith("DTensors"):
+        fully_shard(whole, mesh=init_device_mesh("cpu", (RANKS,)))
+        model: nn.Module = whole
+    else:
+        model = FullyShardedDataParallel(
+            whole, device_id=torch.device("cpu"), use_orig_params="flat" not in kind
+        )
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step, rank).backward()
+        parameters = list(model.parameters())
+        if isinstance(model, FullyShardedDataParallel) and kind.endswith("by all ranks"):
+            model.clip_grad_norm_(1.0)
+        elif kind.endswith("by hand"):
+            gradients = [each.grad for each in parameters if each.grad is not None]
+            squares = nn.utils.get_total_norm(gradients).square()
+            dist.all_reduce(squares)
+            nn.utils.clip_grads_with_norm_(parameters, 1.0, squares.sqrt())
+        else:
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()

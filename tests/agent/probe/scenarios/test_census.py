@@ -514,10 +514,14 @@ def scheduled(
     make: Callable[..., torch.optim.Optimizer] = adam,
     *,
     keeps: bool = False,
+    restarts: bool = False,
     after_steps: int = 5000,
     **settings: Any,
 ) -> Iterator[int]:
-    """A schedule of the rate goes on after some steps; keeps: the state of Adam does, too."""
+    """A schedule of the rate goes on after some steps; keeps: the state of Adam does, too.
+
+    restarts: and the schedule does not.
+    """
     model = make_model()
     optimizer = make(model, lr=1e-3, **settings)
     if keeps:
@@ -533,7 +537,8 @@ def scheduled(
             optimizer.consolidate_state_dict()
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    schedule.load_state_dict(schedule.state_dict() | {"last_epoch": after_steps})
+    if not restarts:
+        schedule.load_state_dict(schedule.state_dict() | {"last_epoch": after_steps})
     return trained(model, optimizer, after=lambda step: schedule.step())
 
 
@@ -543,6 +548,14 @@ def test_a_schedule_that_goes_on_with_an_optimizer_of_empty_state_is_named(see, 
 
     assert seen.first_steps[f"{STATE_LOST},warning"] <= 10
     assert seen.values["resumed_without_state_steps"] == 5000.0
+
+
+@pytest.mark.parametrize("make", [adam, torch.optim.RAdam])
+def test_a_schedule_that_begins_again_with_the_state_of_the_optimizer_is_named(see, make):
+    seen = see(partial(scheduled, make, keeps=True, restarts=True))
+
+    assert seen.first_steps["MpAgentScheduleBegunAgain,warning"] <= 10
+    assert seen.values["schedule_behind_steps"] == 5000.0
 
 
 def made_in_the_loop(

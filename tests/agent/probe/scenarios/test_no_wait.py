@@ -21,7 +21,14 @@ from mp_agent.probe.optimizers import plan
 from mp_agent.probe.optimizers.roles import WatchedOptimizer
 from mp_agent.probe.statistics.distribution import distribution_rows
 from mp_agent.probe.step import measurement
-from mp_agent.records.columns import DISTRIBUTION, FAMILIES, GRADIENT_COLUMN_NAMES
+from mp_agent.probe.step.loss_graph import LOOK_INTERVAL_STEPS
+from mp_agent.records.columns import (
+    DISTRIBUTION,
+    FAMILIES,
+    GRADIENT_COLUMN_NAMES,
+    PADDING_IN_TARGETS,
+    TARGETS_MISALIGNED,
+)
 from mp_agent.records.columns.gradients import FEW_WEIGHTS, STATE, WEIGHTS
 from mp_agent.records.steps import FloatArray
 from tests.agent.probe.rings import read_ring
@@ -278,6 +285,36 @@ def test_what_is_sampled_is_not_waited_for_either(device_watch, nothing_compiled
     compared = {WEIGHTS.name, FEW_WEIGHTS.name, STATE.name}
     everything = {each.name for each in FAMILIES} - compared
     assert {name for each in families for name in each} == everything
+
+
+class Tokens(nn.Module):
+    """Predicts each next token from the one before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 4).to("meta"), nn.Linear(4, 9).to("meta")
+
+    def forward(self, tokens_BT: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.embedding(tokens_BT))
+        return logits
+
+
+@pytest.mark.parametrize("mask_device", ["cpu", "meta"])
+def test_targets_and_tokens_are_compared_on_the_device(device_watch, nothing_compiled, mask_device):
+    watched = device_watch()
+    model = Tokens()
+    optimizer = Still(model.parameters())
+    for _ in range(LOOK_INTERVAL_STEPS + 1):
+        tokens = torch.zeros(4, 16, dtype=torch.int64, device="meta")
+        logits = model(tokens, attention_mask=torch.ones(4, 16, device=mask_device))
+        F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    watched.probe.flush()
+    contents = watched.read()
+    assert contents.state.probe_errors == 0
+    for column in (TARGETS_MISALIGNED, PADDING_IN_TARGETS):
+        assert not np.isnan(contents.column(column)[-1])
 
 
 @pytest.mark.parametrize("scaled", [True, False])
