@@ -18,7 +18,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 FOLLOWED = re.compile(
     r"\.backward\(|autocast|unscale_|clip_grad|[Ss]caler|\w_cross_entropy|BCELoss"
     r"|_loss\(|\bcross_entropy|\.half\(|bfloat16|float16|\bhalf\b|zero_grad|\.grad\b|opt\w*\.step\("
-    r"|\.eval\(\)|\.train\(\)|DataLoader\(|DataParallel\(|optim\.\w+\(|no_sync"
+    r"|\.eval\(\)|\.train\(|no_grad|inference_mode|DataLoader\(|DataParallel\(|optim\.\w+\(|no_sync"
 )
 """What makes a function worth following into."""
 RELEVANT = re.compile(
@@ -28,6 +28,7 @@ RELEVANT = re.compile(
     r"|(?:oftmax|igmoid)\([^\n]*\n(?:[^\n]*\n){0,3}?[^\n]*(?:criterion|loss\w*)\("
     r"|optim\.\w+\(|_with_logits|BCEWithLogitsLoss|nll_loss|NLLLoss|torch\.save\(|bf16"
     r"|Accelerator\(|\bbetas\b|Adam(?:W|ax)?\(|\bmomentum\s*=|BatchNorm\w*\([^\n]*\.9"
+    r"|CausalLM\b|LMHeadModel|\.(?:backward|zero_grad)\s*\n"
 )
 """A function, or a file, without any of these cannot break a rule."""
 ACTIVATIONS = ("oftmax", "igmoid")

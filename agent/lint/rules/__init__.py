@@ -16,6 +16,7 @@ from mp_agent.lint.rules.distributed import (
     NEVER_SYNCHRONIZED,
     UNSHARDED_DATA,
 )
+from mp_agent.lint.rules.evaluation import EVALUATED_IN_TRAINING_MODE
 from mp_agent.lint.rules.gradients import (
     CLEARED_UNUSED,
     CLIPPED_AFTER_STEP,
@@ -26,8 +27,9 @@ from mp_agent.lint.rules.loop import (
     ACCUMULATION_BYPASSED,
     FREEZING_WITHOUT_EFFECT,
     LEFT_IN_EVALUATION,
-    SCHEDULE_FIRST,
+    NOT_CALLED,
 )
+from mp_agent.lint.rules.losses import LOSSES_KEPT, REBUILT_LOSS
 from mp_agent.lint.rules.numerics import (
     ACTIVATION_BEFORE_LOSS,
     ADAM_EPSILON,
@@ -50,6 +52,12 @@ from mp_agent.lint.rules.scaling import (
     STEP_BYPASSES_SCALER,
     STEP_WITHOUT_UPDATE,
     UNSCALE_TWICE,
+)
+from mp_agent.lint.rules.targets import PADDING_COUNTS, TARGETS_ARE_INPUTS
+from mp_agent.lint.rules.updates import (
+    CLIPPED_ONE_BY_ONE,
+    SCHEDULE_FIRST,
+    SCHEDULE_STEPPED_TWICE,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -92,6 +100,14 @@ RULES: tuple[Rule, ...] = (
     REMADE_OPTIMIZER,
     ACCUMULATION_BYPASSED,
     FREEZING_WITHOUT_EFFECT,
+    EVALUATED_IN_TRAINING_MODE,
+    LOSSES_KEPT,
+    CLIPPED_ONE_BY_ONE,
+    TARGETS_ARE_INPUTS,
+    PADDING_COUNTS,
+    NOT_CALLED,
+    REBUILT_LOSS,
+    SCHEDULE_STEPPED_TWICE,
 )
 """All rules, in the order of their codes."""
 

@@ -364,3 +364,12 @@ def reads_gradients(trace: Trace) -> bool:
 def makes_gradients(trace: Trace) -> bool:
     """Return whether a trace has a backward pass."""
     return next(backwards(trace), None) is not None
+
+
+def is_unlimited(clip: Operation) -> bool:
+    """Return whether the limit is infinite: then the call only measures."""
+    node = clip.place.node
+    return isinstance(node, ast.Call) and any(
+        "inf" in ast.unparse(one)
+        for one in (*node.args[1:2], *(keyword.value for keyword in node.keywords))
+    )

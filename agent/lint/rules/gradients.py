@@ -1,6 +1,5 @@
 """Rules on the order of backward, clipping, step and zero_grad."""
 
-import ast
 import re
 from collections.abc import Callable, Iterator
 
@@ -14,6 +13,7 @@ from mp_agent.lint.rules.events import (
     is_backward,
     is_clearing,
     is_made_in,
+    is_unlimited,
     loop_of,
     may_clear,
     may_touch,
@@ -256,7 +256,7 @@ def train(model, loader, optimizer, accumulate):
 
 def _find_clipped_after_step(trace: Trace) -> Iterator[Problem]:
     for clip in trace.operations:
-        if CLIP.match(clip.target) is None or _is_unlimited(clip):
+        if CLIP.match(clip.target) is None or is_unlimited(clip):
             continue
         step = _event(reversed(trace.operations[: clip.index]), clip, may_use)
         following = _event(iter(trace.operations[clip.index + 1 :]), clip, may_use)
@@ -309,15 +309,6 @@ def _event(
         ):
             return one
     return None
-
-
-def _is_unlimited(clip: Operation) -> bool:
-    """Return whether the limit is infinite: then the call only measures."""
-    node = clip.place.node
-    return isinstance(node, ast.Call) and any(
-        "inf" in ast.unparse(one)
-        for one in (*node.args[1:2], *(keyword.value for keyword in node.keywords))
-    )
 
 
 CLIPPED_AFTER_STEP = Rule(

@@ -1,4 +1,7 @@
-"""Rules on what a training loop does besides its gradients: modes, schedules, accumulation."""
+"""Rules on what a training loop does besides its gradients: modes, accumulation, freezing.
+
+And on calls that are none.
+"""
 
 import ast
 import re
@@ -7,7 +10,7 @@ from functools import lru_cache
 
 from mp_agent.lint.finding import FindingSeverity, Problem, Rule
 from mp_agent.lint.interpret.modules import ModuleInfo
-from mp_agent.lint.interpret.values import Operation, Trace, Value, ValueKind
+from mp_agent.lint.interpret.values import Operation, Place, Trace, Value, ValueKind
 from mp_agent.lint.rules.events import (
     backwards,
     common_loops,
@@ -15,9 +18,9 @@ from mp_agent.lint.rules.events import (
     loop_of,
     method_of,
     repeats,
-    stepped,
     within,
 )
+from mp_agent.lint.rules.syntax import imports_torch, nodes_of, scopes
 
 _TRAINS = re.compile(r"train|fit|epoch|mode|run|eval|valid|test")
 _MODE_MATTERS = re.compile(r"drop_?out|batch_?norm|instance_?norm|self\.training|drop_?path", re.I)
@@ -146,92 +149,6 @@ def fit(model, loader, validation, optimizer, epochs):
     remedy="Call `model.train()` at the start of every epoch, or after the evaluation.",
     alert="MpAgentLeftInEvaluation",
     find=_find_left_in_evaluation,
-)
-
-
-def _find_schedule_first(trace: Trace) -> Iterator[Problem]:
-    for change in trace.of("<scheduler>.step"):
-        schedule = change.receiver
-        if change.arguments or change.keywords or not schedule.items or schedule.maybe:
-            continue
-        optimizer = schedule.items[0]
-        own = [
-            one
-            for one in trace.of("<optimizer>.step", "<scaler>.step")
-            if (value := stepped(one)) is not None and value.key == optimizer.key
-        ]
-        if not own or not change.loops or schedule.name.endswith("ReduceLROnPlateau"):
-            continue
-        first = own[0]
-        same = first.loops[: len(change.loops)] == change.loops
-        loop = loop_of(trace, change.loops[-1])
-        if loop is None or is_made_in(trace, schedule, loop):
-            continue
-        others = [one for one in trace.of("<scheduler>.step") if one is not change]
-        if (
-            same
-            and first.index > change.index
-            and not change.path
-            and not others
-            and not _steps_before(trace, loop, optimizer)
-        ):
-            yield Problem(
-                change.place,
-                "the schedule moves on before the optimizer's first step: its first learning "
-                "rate is never used",
-            )
-
-
-def _steps_before(trace: Trace, loop: Operation, optimizer: Value) -> bool:
-    """Return whether the optimizer steps before the loop, which may be a warm-up."""
-    return any(
-        value is not None and value.key == optimizer.key and one.index < loop.index
-        for one in trace.operations
-        for value in [stepped(one)]
-    )
-
-
-SCHEDULE_FIRST = Rule(
-    code="MP212",
-    name="schedule-first",
-    severity=FindingSeverity.WARNING,
-    summary="`scheduler.step()` runs before `optimizer.step()`.",
-    explanation="Since PyTorch 1.1 a schedule sets its first learning rate when it is made, and "
-    "`step()` moves to the next one. Called before the optimizer's step it skips the first value, "
-    "and every other one comes an epoch (or a step) too early. PyTorch warns once. Schedules that "
-    "are given an epoch, plateau schedules, and schedules whose class is unknown are not reported.",
-    bad="""\
-import torch
-
-
-def train(model, loader, epochs):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=30)
-    for epoch in range(epochs):
-        scheduler.step()
-        for x in loader:
-            optimizer.zero_grad()
-            model(x).mean().backward()
-            optimizer.step()
-""",
-    good="""\
-import torch
-
-
-def train(model, loader, epochs):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=30)
-    for epoch in range(epochs):
-        for x in loader:
-            optimizer.zero_grad()
-            model(x).mean().backward()
-            optimizer.step()
-        scheduler.step()
-""",
-    remedy="Move `scheduler.step()` behind the steps of the optimizer.",
-    alert="",
-    no_alert="A learning rate that is one epoch ahead of its schedule looks like a schedule.",
-    find=_find_schedule_first,
 )
 
 
@@ -370,4 +287,68 @@ def frozen():
     alert="",
     no_alert="Layers that were to be frozen are trained as any others.",
     find=_find_freezing_without_effect,
+)
+
+
+_EFFECTS = {
+    "backward": "no gradient is computed",
+    "step": "nothing is updated",
+    "zero_grad": "no gradient is cleared",
+    "train": "the mode stays as it is",
+    "eval": "the mode stays as it is",
+}
+_NAMED = re.compile(rf"^\s*\w.*\.({'|'.join(_EFFECTS)})\s*(#.*)?$")
+
+
+def _find_not_called(trace: Trace) -> Iterator[Problem]:
+    if trace.name != "<module>" or not imports_torch(trace.module):
+        return
+    if not trace.module.source.find(_NAMED):
+        return
+    for scope in scopes(trace.module):
+        nodes = list(nodes_of(scope.body))
+        tried = {one for node in nodes if isinstance(node, ast.Try) for one in ast.walk(node)}
+        for node in nodes:
+            match node:
+                case ast.Expr(value=ast.Attribute(attr=method)) if method in _EFFECTS:
+                    if node not in tried:
+                        yield Problem(
+                            Place(trace.module, node),
+                            f"`{ast.unparse(node)}` names the method and does not call it: "
+                            f"{_EFFECTS[method]}",
+                        )
+
+
+NOT_CALLED = Rule(
+    code="MP225",
+    name="not-called",
+    severity=FindingSeverity.ERROR,
+    summary="A method of the training loop is named, and not called.",
+    explanation="Without its parentheses, `optimizer.step` is an expression whose value nothing "
+    "uses. Python does nothing, and says nothing. Reported for `backward`, `step`, `zero_grad`, "
+    "`train` and `eval` that are statements by themselves, other than within `try`, which may ask "
+    "whether there is such a method.",
+    bad="""\
+import torch
+
+
+def train(model, loader, optimizer):
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step
+""",
+    good="""\
+import torch
+
+
+def train(model, loader, optimizer):
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+""",
+    remedy="Add the parentheses.",
+    alert="MpAgentOptimizerNeverSteps",
+    find=_find_not_called,
 )

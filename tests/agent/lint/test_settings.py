@@ -6,6 +6,7 @@ import pytest
 
 import mp_agent
 from mp_agent.errors import SettingError
+from mp_agent.lint.rules import BY_CODE
 from mp_agent.lint.runner import check_paths
 
 SUM = "import torch\n\nx = torch.ones(3).half().sum(){}\ny = torch.ones(3).half().exp()\n"
@@ -41,13 +42,16 @@ def test_settings_of_the_project_apply_by_path(tmp_path: Path) -> None:
     assert found(path / "a.py") == [("a.py", "MP114")]
 
 
-def test_tests_may_compute_in_sixteen_bits_unless_the_project_decides(tmp_path: Path) -> None:
+def test_tests_may_compute_in_sixteen_bits_and_keep_losses(tmp_path: Path) -> None:
     plain = SUM.format("")
     path = project(tmp_path, "", tests__c=plain, test_a=plain, src__test_b=plain, contest=plain)
     assert {name for name, _ in found(path)} == {"contest.py"}
     assert found(path / "tests") == []
     project(tmp_path, 'per-path-ignore = { "contest.py" = ["MP1"] }')
     assert {name for name, _ in found(path)} == {"c.py", "test_a.py", "test_b.py"}
+    kept = BY_CODE["MP221"].bad
+    project(tmp_path, "", tests__d=kept, lib__e=kept)
+    assert found(path, select=["MP221"]) == [("e.py", "MP221")]
 
 
 @pytest.mark.parametrize("comment", ["ignore", "ignore[MP114]", "ignore[MP101, MP114]"])
