@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from functools import lru_cache
 from itertools import islice
+from types import CodeType
+from typing import cast
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -12,6 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 _INSPECTED_AT_MOST = 8
 _STEPS_BETWEEN_EVALUATIONS = 8
 """Passes without gradients before each step, as of a gradient cache, are a part of training."""
+_CLASSES_AT_MOST = 256
 
 
 class ModelMode:
@@ -135,4 +140,24 @@ def _collects_statistics(module: nn.Module) -> bool:
 def _drops(module: nn.Module) -> bool:
     if isinstance(module, _DropoutNd):
         return module.p > 0.0
-    return isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0.0
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return module.dropout > 0.0
+    # A module of this name is looked at by itself, and a rate of 0 drops nothing.
+    rate, kind = getattr(module, "dropout", 1.0), cast(type, type(module))
+    return isinstance(rate, float) and rate > 0.0 and _calls_dropout(kind)
+
+
+@lru_cache(_CLASSES_AT_MOST)
+def _calls_dropout(kind: type) -> bool:
+    """Return whether a method applies the function `dropout` in training mode alone.
+
+    `F.dropout(x, p, training=self.training)`, as examples of PyTorch Geometric do.
+    """
+    written = (each for base in kind.__mro__ if base is not nn.Module for each in _code_of(base))
+    return any({"dropout", "training"} <= {*code.co_names} for code in written)
+
+
+def _code_of(kind: type) -> Iterator[CodeType]:
+    for method in vars(kind).values():
+        if isinstance(code := getattr(method, "__code__", None), CodeType):
+            yield code

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -79,3 +80,45 @@ def test_another_model_that_no_mode_matters_to_is_not_left_in_evaluation():
 
     mode.given(nn.Linear(2, 2).eval(), trained_before=False, held=frozenset())
     assert not mode.was_left
+
+
+class _DropsByFunction(nn.Module):
+    """Drops as examples of PyTorch Geometric do: with `rate`, which some keep as an attribute."""
+
+    def __init__(self, rate: object = None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        if rate is not None:
+            self.dropout = rate
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        rate = getattr(self, "dropout", 0.5)
+        outputs: torch.Tensor = self.layer(F.dropout(inputs, rate, training=self.training))
+        return outputs
+
+
+class _DropsAlways(nn.Module):
+    """Drops in evaluation mode as well."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return F.dropout(inputs, 0.5)
+
+
+@each(
+    ("model", "left"),
+    [
+        (_DropsByFunction(), True),
+        (_DropsByFunction(0.1), True),
+        (nn.Sequential(nn.Linear(2, 2), _DropsByFunction()), True),
+        (_DropsByFunction(0.0), False),
+        (_DropsByFunction(nn.Dropout(0.0)), False),
+        (_DropsAlways(), False),
+    ],
+)
+def test_a_model_that_drops_by_the_function_alone_is_left_in_evaluation(model, left):
+    mode = ModelMode()
+    mode.given(model.train(), trained_before=False, held=frozenset())
+    mode.stepped()
+    mode.given(model.eval(), trained_before=False, held=frozenset())
+    mode.stepped()
+    assert mode.was_left == left
