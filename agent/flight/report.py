@@ -46,7 +46,9 @@ def verdict(analysis: Analysis) -> str:
     if first is None:
         return _nothing_found(analysis.history.steps)
     where = f" ({first.place})" if first.place else ""
-    return f"{first.cause.title}, since step {first.step}{where}."
+    oldest = min((step.sequence for step in analysis.history.steps), default=1)
+    earlier = " or earlier, which the record does not hold" if 1 < first.sequence == oldest else ""
+    return f"{first.cause.title}, since step {first.step}{earlier}{where}."
 
 
 def first_line(analysis: Analysis) -> str:

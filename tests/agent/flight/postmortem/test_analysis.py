@@ -7,7 +7,7 @@ from mp_agent.alerting.values import values_in_force
 from mp_agent.flight.postmortem.analysis import remedies_for
 from mp_agent.flight.postmortem.diagnosis import ALERTING, Causes
 from mp_agent.flight.report import verdict
-from tests.agent.flight.analyses import analysis_of
+from tests.agent.flight.analyses import analysis_of, exploding
 from tests.agent.flight.builders import calm, history_of, layers
 from tests.agent.node.builders import merged_step
 from tests.agent.records.samples import make_condition
@@ -50,3 +50,13 @@ def test_no_run_with_an_alert_is_called_normal(course, tables):
 def test_what_is_called_normal_is_the_steps_that_were_kept():
     assert "steps 1 to 60" in verdict(analysis_of(*calm(60)))
     assert "no step" in verdict(analysis_of())
+
+
+@each(("first", "said"), [(1, "since step 1 "), (27, "since step 27 or earlier")])
+def test_trouble_on_the_oldest_step_that_was_kept_may_have_begun_before(first, said):
+    steps = [merged_step(first + i, loss_nonfinite=1.0) for i in range(8)]
+    assert said in verdict(analysis_of(*steps))
+
+
+def test_trouble_after_a_step_that_was_kept_began_there():
+    assert "or earlier" not in verdict(exploding())
