@@ -9,7 +9,7 @@ from mp_agent.alerting.expressions import Compare, Count, Series, all_of, limit
 from mp_agent.alerting.panels import Guidance
 from mp_agent.alerting.remedies import GoBack
 from mp_agent.alerting.values import Severity
-from mp_agent.catalog.metrics import activations, attention, fp8, routers
+from mp_agent.catalog.metrics import activations, fp8, routers
 
 _ELEMENTS = Count(metric=activations.ACTIVATION_NEAR_OVERFLOW, window=duration("incident_window"))
 
@@ -58,8 +58,8 @@ ACTIVATION_NEAR_OVERFLOW = Condition(
 )
 
 
-_LARGEST = Series(metric=attention.ATTENTION_LOGIT_MAX)
-_ATTENTION_LOGIT_GROWTH_GROWTH = Series(metric=attention.ATTENTION_LOGIT_GROWTH)
+_LARGEST = Series(metric=activations.ATTENTION_LOGIT_MAX)
+_ATTENTION_LOGIT_GROWTH_GROWTH = Series(metric=activations.ATTENTION_LOGIT_GROWTH)
 
 
 ATTENTION_LOGIT_GROWTH = Condition(
@@ -268,8 +268,8 @@ FP8_UNDERFLOW = Condition(
 )
 
 
-_SIZE = Series(metric=attention.OUTPUT_LOGSUMEXP_SIZE)
-_OUTPUT_LOGIT_DIVERGENCE_GROWTH = Series(metric=attention.OUTPUT_LOGSUMEXP_GROWTH)
+_SIZE = Series(metric=activations.OUTPUT_LOGSUMEXP_SIZE)
+_OUTPUT_LOGIT_DIVERGENCE_GROWTH = Series(metric=activations.OUTPUT_LOGSUMEXP_GROWTH)
 
 
 OUTPUT_LOGIT_DIVERGENCE = Condition(

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from mp_agent.exporters.discovery import Target, TargetsFile, render_targets
 from mp_agent.inputs.addresses import DEFAULT_PORT
 from mp_agent.node.endpoint import PORTS_TRIED
+from mp_agent.node.export.service_discovery import Target, TargetsFile, render_targets
 from mp_agent.settings import ENV_PREFIX, Settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

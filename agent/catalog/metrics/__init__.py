@@ -1,17 +1,18 @@
 """The metrics catalog: all records, in the order in which they are exposed."""
 
 from mp_agent.catalog.metric import Kind, Metric, Scope
-from mp_agent.catalog.metrics.activations import ACTIVATION_LAYER_METRICS, ACTIVATION_METRICS
+from mp_agent.catalog.metrics.activations import (
+    ACTIVATION_LAYER_METRICS,
+    ACTIVATION_METRICS,
+    ATTENTION_LAYER_METRICS,
+    ATTENTION_METRICS,
+    OUTPUT_LOGIT_METRICS,
+)
 from mp_agent.catalog.metrics.agent import (
     AGENT_METRICS,
     EXPORT_METRICS,
     FLIGHT_METRICS,
     TRANSPORT_METRICS,
-)
-from mp_agent.catalog.metrics.attention import (
-    ATTENTION_LAYER_METRICS,
-    ATTENTION_METRICS,
-    OUTPUT_LOGIT_METRICS,
 )
 from mp_agent.catalog.metrics.baseline import BASELINE_METRICS
 from mp_agent.catalog.metrics.batches import BATCH_METRICS

@@ -1,7 +1,7 @@
 """Examples of alerts on activations: near overflow, growing logits, FP8 and routers."""
 
 from mp_agent.alerting.values import Severity
-from mp_agent.catalog.metrics import activations, attention, fp8, routers
+from mp_agent.catalog.metrics import activations, fp8, routers
 from tests.alerting.examples.example import Example, Examples, Track, flat
 
 _SOME = Example(
@@ -38,10 +38,10 @@ _ATTENTION_LOGIT_GROWTH_GROWN = Example(
     title="attention logits that grow to a multiple of what they were",
     minutes=46,
     tracks=(
-        Track(attention.ATTENTION_LOGIT_MAX, (*flat(20, 10), *flat(160, 20), 20)),
-        Track(attention.ATTENTION_LOGIT_GROWTH, (*flat(1.1, 10), *flat(8, 20), 1.1)),
+        Track(activations.ATTENTION_LOGIT_MAX, (*flat(20, 10), *flat(160, 20), 20)),
+        Track(activations.ATTENTION_LOGIT_GROWTH, (*flat(1.1, 10), *flat(8, 20), 1.1)),
         Track(
-            attention.ATTENTION_HIGH_LAYER,
+            activations.ATTENTION_HIGH_LAYER,
             (*flat(None, 10), *flat(1, 20), "stale"),
             {"layer": "blocks.2.attn"},
         ),
@@ -55,8 +55,8 @@ _ATTENTION_LOGIT_GROWTH_OUTLASTED = Example(
     title="attention logits that were large for some minutes, directly afterwards",
     minutes=36,
     tracks=(
-        Track(attention.ATTENTION_LOGIT_MAX, (*flat(20, 10), *flat(160, 20), 20)),
-        Track(attention.ATTENTION_LOGIT_GROWTH, (*flat(1.1, 10), *flat(8, 20), 1.1)),
+        Track(activations.ATTENTION_LOGIT_MAX, (*flat(20, 10), *flat(160, 20), 20)),
+        Track(activations.ATTENTION_LOGIT_GROWTH, (*flat(1.1, 10), *flat(8, 20), 1.1)),
     ),
     fires={Severity.WARNING: _ATTENTION_LOGIT_GROWTH_NAMED},
     at=35,
@@ -66,8 +66,8 @@ _ATTENTION_LOGIT_GROWTH_LARGE = Example(
     title="large attention logits that were so from the beginning",
     minutes=15,
     tracks=(
-        Track(attention.ATTENTION_LOGIT_MAX, (300,)),
-        Track(attention.ATTENTION_LOGIT_GROWTH, (1.05,)),
+        Track(activations.ATTENTION_LOGIT_MAX, (300,)),
+        Track(activations.ATTENTION_LOGIT_GROWTH, (1.05,)),
     ),
 )
 
@@ -75,15 +75,15 @@ _ATTENTION_LOGIT_GROWTH_YOUNG = Example(
     title="attention logits that grow from almost nothing, as in every young run",
     minutes=15,
     tracks=(
-        Track(attention.ATTENTION_LOGIT_MAX, (*flat(2, 5), 30)),
-        Track(attention.ATTENTION_LOGIT_GROWTH, (*flat(1, 5), 15)),
+        Track(activations.ATTENTION_LOGIT_MAX, (*flat(2, 5), 30)),
+        Track(activations.ATTENTION_LOGIT_GROWTH, (*flat(1, 5), 15)),
     ),
 )
 
 _ATTENTION_LOGIT_GROWTH_OFF = Example(
     title="a run that does not measure attention",
     minutes=15,
-    without=(attention.ATTENTION_LOGIT_MAX, attention.ATTENTION_LOGIT_GROWTH),
+    without=(activations.ATTENTION_LOGIT_MAX, activations.ATTENTION_LOGIT_GROWTH),
 )
 
 
@@ -96,8 +96,8 @@ _OUTPUT_LOGIT_DIVERGENCE_GROWN = Example(
     title="output logits that drift far away from zero",
     minutes=46,
     tracks=(
-        Track(attention.OUTPUT_LOGSUMEXP_SIZE, (*flat(11, 10), *flat(240, 20), 11)),
-        Track(attention.OUTPUT_LOGSUMEXP_GROWTH, (*flat(1, 10), *flat(20, 20), 1)),
+        Track(activations.OUTPUT_LOGSUMEXP_SIZE, (*flat(11, 10), *flat(240, 20), 11)),
+        Track(activations.OUTPUT_LOGSUMEXP_GROWTH, (*flat(1, 10), *flat(20, 20), 1)),
     ),
     fires={Severity.WARNING: _OUTPUT_LOGIT_DIVERGENCE_NAMED},
     at=20,
@@ -108,8 +108,8 @@ _OUTPUT_LOGIT_DIVERGENCE_OUTLASTED = Example(
     title="output logits that were far away from zero for some minutes, directly afterwards",
     minutes=36,
     tracks=(
-        Track(attention.OUTPUT_LOGSUMEXP_SIZE, (*flat(11, 10), *flat(240, 20), 11)),
-        Track(attention.OUTPUT_LOGSUMEXP_GROWTH, (*flat(1, 10), *flat(20, 20), 1)),
+        Track(activations.OUTPUT_LOGSUMEXP_SIZE, (*flat(11, 10), *flat(240, 20), 11)),
+        Track(activations.OUTPUT_LOGSUMEXP_GROWTH, (*flat(1, 10), *flat(20, 20), 1)),
     ),
     fires={Severity.WARNING: _OUTPUT_LOGIT_DIVERGENCE_NAMED},
     at=35,
@@ -119,8 +119,8 @@ _OUTPUT_LOGIT_DIVERGENCE_LARGE = Example(
     title="a large log-sum-exp that was so from the beginning",
     minutes=15,
     tracks=(
-        Track(attention.OUTPUT_LOGSUMEXP_SIZE, (300,)),
-        Track(attention.OUTPUT_LOGSUMEXP_GROWTH, (1.05,)),
+        Track(activations.OUTPUT_LOGSUMEXP_SIZE, (300,)),
+        Track(activations.OUTPUT_LOGSUMEXP_GROWTH, (1.05,)),
     ),
 )
 
@@ -128,15 +128,15 @@ _OUTPUT_LOGIT_DIVERGENCE_YOUNG = Example(
     title="a log-sum-exp that grows with what the model learns",
     minutes=15,
     tracks=(
-        Track(attention.OUTPUT_LOGSUMEXP_SIZE, (*flat(6, 5), 25)),
-        Track(attention.OUTPUT_LOGSUMEXP_GROWTH, (*flat(1, 5), 4)),
+        Track(activations.OUTPUT_LOGSUMEXP_SIZE, (*flat(6, 5), 25)),
+        Track(activations.OUTPUT_LOGSUMEXP_GROWTH, (*flat(1, 5), 4)),
     ),
 )
 
 _OUTPUT_LOGIT_DIVERGENCE_OFF = Example(
     title="a run that does not measure output logits",
     minutes=15,
-    without=(attention.OUTPUT_LOGSUMEXP_SIZE, attention.OUTPUT_LOGSUMEXP_GROWTH),
+    without=(activations.OUTPUT_LOGSUMEXP_SIZE, activations.OUTPUT_LOGSUMEXP_GROWTH),
 )
 
 

@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from mp_agent.exporters.discovery import STALE_SECONDS, Target, TargetsFile, render_targets
+from mp_agent.node.export.service_discovery import (
+    STALE_SECONDS,
+    Target,
+    TargetsFile,
+    render_targets,
+)
 
 
 def target(**changes) -> Target:
