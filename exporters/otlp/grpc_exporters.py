@@ -115,9 +115,15 @@ class _CheckedStub:
         try:
             message = self._stub.Export(**call)
         except RpcError as error:
+            exhausted = error.code() is StatusCode.RESOURCE_EXHAUSTED
+            if exhausted and _has_unread_answer(error):
+                # No refusal: what was sent may have been accepted.
+                raise ExportError(f"{error.details()}: is the endpoint right?") from None
             self._note(error)
-            if response.refused_permanently and error.code() is StatusCode.RESOURCE_EXHAUSTED:
-                # The exporter would retry it.
+            delay_seconds = _retry_delay_seconds(error)
+            is_hasty = delay_seconds is not None and delay_seconds <= 0.0
+            if (response.refused_permanently and exhausted) or is_hasty:
+                # The exporter would retry it, after such a delay at once.
                 raise ExportError(f"{error.code()}: {error.details()}") from None
             raise
         for field in _REJECTED_FIELDS:
@@ -133,7 +139,13 @@ class _CheckedStub:
         exhausted_for_now = code is StatusCode.RESOURCE_EXHAUSTED and delay_seconds is not None
         self._response.refused_permanently = code not in _RETRYABLE and not exhausted_for_now
         self._response.may_be_partly_acceptable = code in _DUE_TO_CONTENT
-        self._response.retry_after_seconds = delay_seconds or 0.0
+        self._response.retry_after_seconds = max(delay_seconds or 0.0, 0.0)
+
+
+def _has_unread_answer(error: Any) -> bool:
+    """Return whether gRPC has discarded an answer on this side, since it is too large."""
+    details = error.details() or ""
+    return f"vs. {ANSWER_BYTES_MAX})" in details or "received metadata size exceeds" in details
 
 
 def _retry_delay_seconds(error: Any) -> float | None:
@@ -143,7 +155,7 @@ def _retry_delay_seconds(error: Any) -> float | None:
         delay = None if encoded is None else RetryInfo.FromString(encoded).retry_delay
     except DecodeError:
         return None
-    return None if delay is None else max(delay.seconds + delay.nanos * 1e-9, 0.0)
+    return None if delay is None else delay.seconds + delay.nanos * 1e-9
 
 
 class _CheckedExporter:

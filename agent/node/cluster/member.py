@@ -225,10 +225,12 @@ class ClusterMember:
             return refusal(report, accepted=False)
         return self._root.receive(report, self._now_seconds, time.time())
 
-    def report_dropped(self, report: NodeReport) -> None:
+    def report_dropped(self, report: NodeReport, *, too_large: bool = False) -> None:
         """Report the rows of a report again that the root could not read."""
-        if report.session == self.session:
-            self._reports.resend(report)
+        if report.session != self.session:
+            return
+        self._reports.resend(report)
+        if not too_large or self._reports.make_smaller(report):
             self._times.report_at_once()
 
     def acknowledge(self, receipt: Receipt) -> bool:

@@ -159,6 +159,13 @@ class RowQueue(Generic[Row]):
         self.overdue = popped < self.popped
         self.popped = popped
 
+    def give_up_next(self) -> None:
+        """Lose the row that `pop` would return next."""
+        sequence = next(sequence for sequence in self.rows if sequence > self.popped)
+        self._drop(sequence)
+        self.popped = self.oldest = sequence
+        self.lost += 1
+
     def settle(self, position: int) -> None:
         """Drop rows that will not be needed again."""
         for sequence in [sequence for sequence in self.rows if sequence <= position]:
@@ -192,6 +199,7 @@ class ReportBuilder:
         self, schema_index: SchemaIndex, *, position: int = 0, layers_position: int = 0
     ) -> None:
         self._schema_index = schema_index
+        self._steps_per_report = STEPS_PER_REPORT
         self.steps: RowQueue[NodeStep] = RowQueue(STEPS_KEPT, position, position, position)
         self.tables: RowQueue[NodeLayers] = RowQueue(
             TABLES_KEPT, layers_position, layers_position, layers_position
@@ -214,7 +222,7 @@ class ReportBuilder:
 
     def fill(self, header: NodeReport, *, ended: bool) -> NodeReport:
         """Return a report with the next rows. ended: no further rows will be added."""
-        after, steps, position = self.steps.pop(STEPS_PER_REPORT)
+        after, steps, position = self.steps.pop(self._steps_per_report)
         layers_after, layers, layers_position = self.tables.pop(TABLES_PER_REPORT)
         layouts, layers = _own_layouts(layers, self._schema_index.layouts)
         columns = len(self._schema_index.step_columns)
@@ -250,6 +258,17 @@ class ReportBuilder:
         """Have the rows of a report in the next one again, as far as they are still kept."""
         self.steps.rewind(report.after)
         self.tables.rewind(report.layers_after)
+
+    def make_smaller(self, report: NodeReport) -> bool:
+        """Put half as many steps into reports from now on, after `resend` of one that is too large.
+
+        A step that is too large by itself is lost. Returns whether the report held any.
+        """
+        steps = len(report.steps) + sum(len(block.sequences) for block in report.blocks)
+        if steps == 1 and self.steps.waiting:
+            self.steps.give_up_next()
+        self._steps_per_report = min(self._steps_per_report, max(steps // 2, 1))
+        return steps > 0
 
     def acknowledge(self, receipt: Receipt) -> tuple[int, int]:
         """Drop what is settled, up to what is returned; after a refusal, resend what is missing.

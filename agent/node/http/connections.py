@@ -10,6 +10,9 @@ from contextlib import suppress
 from socket import socket
 from typing import cast
 
+from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_request import BaseRequest
+
 HANDSHAKE_SECONDS = 10.0
 _PARTS_AT_MOST = 64
 """Reads in which a request that is answered at once arrives: each part has all of it read again."""
@@ -99,8 +102,17 @@ class Connection(asyncio.Protocol):
         self._protocol.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """Forward the end of the client's data."""
-        return self._protocol.eof_received()
+        """Close, but not before a request that is being answered is: the client may still read.
+
+        TLS has no such half, for asyncio.
+        """
+        waiter = getattr(self._protocol, "_waiter", None)
+        is_idle = waiter is not None and not waiter.done()
+        assert self._transport is not None
+        if is_idle or self._transport.get_extra_info("sslcontext") is not None:
+            return self._protocol.eof_received()
+        cast("RequestHandler[BaseRequest]", self._protocol).close()
+        return True
 
     @property
     def unsent_bytes(self) -> int:

@@ -304,9 +304,9 @@ class Run:
             self.conditions.adopt_from_root(receipt.conditions)
         self._state.uncommitted |= self._state.member.acknowledge(receipt)
 
-    def report_dropped(self, report: NodeReport) -> None:
+    def report_dropped(self, report: NodeReport, *, too_large: bool = False) -> None:
         """Report the rows of a report again that the root could not read."""
-        self._state.member.report_dropped(report)
+        self._state.member.report_dropped(report, too_large=too_large)
 
     def commit(self) -> None:
         """Write the account to the ledger if it has changed; a full directory is only logged."""

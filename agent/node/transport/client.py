@@ -216,7 +216,7 @@ def _legible(answer: bytes) -> str:
 
 def _retry_after_seconds(response: aiohttp.ClientResponse) -> float:
     text = response.headers.get("Retry-After", "")
-    return min(float(text), 60.0) if text.isdigit() else 0.0
+    return min(float(text), 60.0) if text.isdecimal() else 0.0
 
 
 def _pace_seconds(response: aiohttp.ClientResponse) -> float:
@@ -240,8 +240,8 @@ class ReportSource(Protocol):
     def acknowledge(self, receipt: Receipt) -> None:
         """Process the root's answer to a report."""
 
-    def report_dropped(self, report: NodeReport) -> None:
-        """Have its rows reported again: the root could not read it."""
+    def report_dropped(self, report: NodeReport, *, too_large: bool = False) -> None:
+        """Have its rows reported again, fewer at a time if it was too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,8 @@ class _Packet:
 class PendingReport:
     """Holds one report until the root has answered it, so that a retry sends the same one.
 
-    A report that is too large for the root is sent without its layer tables, then dropped.
+    A report that is too large for the root, or for a proxy before it, is sent without its layer
+    tables, then dropped: its steps come back in smaller ones.
     """
 
     def __init__(self, run: ReportSource, *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
@@ -292,8 +293,6 @@ class PendingReport:
         packet, self._packet = self._packet, None
         if packet is not None:
             await self._shrink(packet.report)
-            if self._packet is None:
-                self._run.report_dropped(packet.report)
 
     async def _pack(self, report: NodeReport) -> None:
         # In a thread: packing a table of all layers would delay the polling of the rings.
@@ -307,6 +306,8 @@ class PendingReport:
         self.reports_dropped += 1
         if report.layers:
             await self._pack(msgspec.structs.replace(report, layers=(), layouts=()))
+        else:
+            self._run.report_dropped(report, too_large=True)
 
 
 class RunOnNode(ReportSource, Protocol):

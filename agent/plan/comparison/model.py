@@ -352,9 +352,22 @@ def verdict_of(
         reasons.append("the loss is NaN or Inf")
     if not gradients_finite:
         reasons.append("gradients of parameters are NaN or Inf")
-    if not failure and not any(one.elements for one in outputs) and candidate is None:
-        reasons.append("the model returned nothing to compare")
+    if not failure and not any(one.elements for one in outputs):
+        reasons += _judged_by_loss(reference, candidate, tolerance)
     return Verdict(passed=not reasons, reasons=tuple(reasons), mean_abs=mean_abs, relative=relative)
+
+
+def _judged_by_loss(
+    reference: float | None, candidate: float | None, tolerance: float
+) -> list[str]:
+    """Return why a candidate fails whose model returned nothing to compare but a loss."""
+    nothing = "the model returned nothing to compare"
+    if reference is None or candidate is None:
+        return [nothing]
+    difference = abs(candidate - reference)
+    if not isfinite(difference) or difference == 0.0 or difference < tolerance * abs(reference):
+        return []
+    return [f"{nothing}, and the loss is {candidate:.4g} instead of {reference:.4g}"]
 
 
 def difference_text(mean_abs: float, relative: float) -> str:

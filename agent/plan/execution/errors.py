@@ -50,6 +50,13 @@ def floating(value: Any) -> dict[str, Tensor]:
     return {path: one for path, one in tensors_of(value) if one.is_floating_point()}
 
 
+def inexact(value: Any) -> dict[str, Tensor]:
+    """Return the floating-point and the complex tensors of a value by path."""
+    return {
+        path: one for path, one in tensors_of(value) if one.is_floating_point() or one.is_complex()
+    }
+
+
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return the value with each tensor changed; containers are new, everything else the same."""
     if isinstance(value, Tensor):

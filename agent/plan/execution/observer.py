@@ -13,7 +13,7 @@ from mp_agent.plan.execution.calls import Calls, Finished, Frame, dtypes_of, ver
 from mp_agent.plan.execution.errors import (
     Pair,
     error_between,
-    floating,
+    inexact,
     mapped,
     opaque_type,
     relative_error,
@@ -111,7 +111,7 @@ def own_gradients(
         args, kwargs = mapped((args, kwargs), lambda one: one.view_as(one))
         inputs.randomness.restore()
         outputs = calls.replay(name, args, kwargs, _no_child)
-        (output,) = floating(outputs).values()
+        (output,) = inexact(outputs).values()
         sources = [*needing, *parameters]
         grad = (gradient * scale).to(output.dtype)
         found = torch.autograd.grad(output, sources, grad, allow_unused=True)
@@ -142,7 +142,7 @@ def _check(inputs: Inputs) -> None:
 
 
 def _overflow(reference: Any, candidate: Any) -> bool:
-    pairs = zip(floating(reference).values(), floating(candidate).values(), strict=True)
+    pairs = zip(inexact(reference).values(), inexact(candidate).values(), strict=True)
     return any(bool((one.isfinite() & ~other.isfinite()).any()) for one, other in pairs)
 
 
@@ -284,15 +284,15 @@ class Observer:
             measured.own_missing = f"{type(error).__name__}: {error}"
             return
         measured.operand_underflow_ratio = self._candidate.precision.operand_underflow_ratio
-        if not frame.children and frame.module != LOSS and len(floating(outputs)) == 1:
+        if not frame.children and frame.module != LOSS and len(inexact(outputs)) == 1:
             measured.inputs = inputs
 
     def _hook_gradients(
         self, measured: MeasuredCall, frame: Frame, outputs: Any, candidate_outputs: Any
     ) -> None:
         """Stop both sides where the gradient of an output is known."""
-        others = floating(candidate_outputs)
-        for path, one in floating(outputs).items():
+        others = inexact(candidate_outputs)
+        for path, one in inexact(outputs).items():
             other = others.get(path)
             if other is not None and one.requires_grad and other.requires_grad:
                 key = ("gradient", measured.order, path)
@@ -348,10 +348,12 @@ class Observer:
 
 
 def _pairs(reference: Any, candidate: Any) -> list[Pair]:
-    """Return the floating-point tensors that are at the same path in the same shape."""
-    others = floating(candidate)
+    """Return the tensors that are at the same path, in the same shape and real or complex alike."""
+    others = inexact(candidate)
     return [
         (one, others[path])
-        for path, one in floating(reference).items()
-        if path in others and others[path].shape == one.shape
+        for path, one in inexact(reference).items()
+        if path in others
+        and others[path].shape == one.shape
+        and others[path].is_complex() is one.is_complex()
     ]

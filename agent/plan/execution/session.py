@@ -21,7 +21,7 @@ from mp_agent.plan.execution.calls import (
     in_plain_thread,
     plain_thread,
 )
-from mp_agent.plan.execution.errors import error_between, floating, tensors_of
+from mp_agent.plan.execution.errors import error_between, inexact, tensors_of
 from mp_agent.plan.execution.lockstep import CANDIDATE, REFERENCE, Lockstep
 from mp_agent.plan.execution.observer import MeasuredCall, Observer
 from mp_agent.plan.execution.precision import Precision, counterpart
@@ -223,7 +223,7 @@ def run_alone(
 
     def watch(module: nn.Module, args: Any, value: Any) -> None:
         if len(outputs) < len(reference_outputs):
-            known, made = floating(reference_outputs[len(outputs)]), floating(value)
+            known, made = inexact(reference_outputs[len(outputs)]), inexact(value)
             pairs = [(known[path], made[path]) for path in known if path in made]
             with torch.no_grad():
                 outputs.append(error_between(pairs, candidate.format))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mp_agent.errors import AdviceError
-from mp_agent.plan.execution.errors import as_real, floating
+from mp_agent.plan.execution.errors import as_real, inexact
 from mp_agent.plan.execution.training import (
     PlannedTraining,
     Workload,
@@ -137,7 +137,7 @@ class GradientMeasurement:
             self._stale += int(stale.sum())
 
     def _watch(self, module: nn.Module, args: Any, outputs: Any) -> None:
-        for tensor in floating(outputs).values():
+        for tensor in inexact(outputs).values():
             # A loss, whose gradient is 1, stays in FP32 in every precision that is tried.
             if tensor.requires_grad and tensor.numel() > 1:
                 tensor.register_hook(self._count_output)  # type: ignore[no-untyped-call]

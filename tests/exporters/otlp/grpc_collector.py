@@ -39,6 +39,8 @@ class Collector(MetricsServiceServicer, LogsServiceServicer):
         self.rejected = 0
         self.retry_seconds: int | None = None
         """What the RetryInfo says that comes with `status`; None: there is none."""
+        self.explanation = "too old"
+        """The message of a partial success."""
 
     def Export(self, request, context):
         self.metadata.append(dict(context.invocation_metadata()))
@@ -53,7 +55,7 @@ class Collector(MetricsServiceServicer, LogsServiceServicer):
         (self.metrics if is_metrics else self.logs).append(request)
         if is_metrics:
             partial = ExportMetricsPartialSuccess(
-                rejected_data_points=self.rejected, error_message="too old"
+                rejected_data_points=self.rejected, error_message=self.explanation
             )
             return ExportMetricsServiceResponse(partial_success=partial)
         refusal = ExportLogsPartialSuccess(rejected_log_records=self.rejected)

@@ -23,6 +23,7 @@ from tests.exporters.otlp.service_loop import started
 from tests.exporters.otlp.test_database import now
 from tests.exporters.otlp.test_metrics_data import many_layers
 from tests.exporters.otlp.translation import attributes_of, stored
+from tests.subtests import each
 from tests.waiting import wait_until
 from tools.servers.victoria import victoria_metrics
 
@@ -175,6 +176,30 @@ def test_exhausted_without_a_retry_info_is_not_repeated(tmp_path, monkeypatch):
             assert loop.account().rejected == 1
             assert len(collector.metadata) == 1
             assert collector.metrics == []
+
+
+def test_an_answer_that_is_too_large_to_be_read_is_no_refusal(tmp_path, monkeypatch):
+    with grpc_collector() as collector:
+        _push_by_grpc(monkeypatch, collector.url)
+        with started(tmp_path) as loop:
+            collector.explanation = "x" * (1 << 17)
+            loop.push(steps(1.0))
+            assert loop.account().failures == 1
+            assert loop.account().rejected == 0
+            assert len(collector.metadata) == 1
+
+
+@each("seconds", [-1, 0])
+def test_a_delay_of_nothing_does_not_cause_a_burst_of_retries(seconds, tmp_path, monkeypatch):
+    with grpc_collector() as collector:
+        _push_by_grpc(monkeypatch, collector.url)
+        with started(tmp_path) as loop:
+            collector.status = grpc.StatusCode.RESOURCE_EXHAUSTED
+            collector.retry_seconds = seconds
+            loop.push(steps(1.0))
+            assert len(collector.metadata) == 1
+            assert loop.account().rejected == 0
+            assert loop.account().failures == 1
 
 
 def _push_by_grpc(monkeypatch: pytest.MonkeyPatch, url: str) -> None:

@@ -170,6 +170,31 @@ def test_a_receipt_settles_and_rewinds():
     assert node.reporter.steps.oldest == 1
 
 
+def test_too_large_reports_come_back_with_half_the_steps_until_one_is_given_up():
+    node = SimNode(1, [2, 3], 4, ddp_step(4))
+    for _ in range(7):
+        node.write()
+
+    def refused() -> list[int]:
+        report = node.report()
+        node.reporter.resend(report)
+        assert node.reporter.make_smaller(report)
+        return [step.sequence for step in expanded(report).steps]
+
+    assert [refused() for _ in range(3)] == [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3], [1]]
+    assert node.reporter.steps.lost == 1
+    report = node.report()
+    assert [step.sequence for step in expanded(report).steps] == [2]
+    # The root asks for nothing before it.
+    assert report.oldest == report.after == 1
+
+
+def test_a_report_without_steps_that_is_too_large_cannot_be_made_smaller():
+    node = SimNode(1, [2, 3], 4, ddp_step(4))
+    report = node.report()
+    assert not node.reporter.make_smaller(report)
+
+
 def test_a_damaged_receipt_settles_nothing_that_was_not_sent():
     node = SimNode(1, [2, 3], 4, ddp_step(4))
     node.write()

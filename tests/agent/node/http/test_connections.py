@@ -72,6 +72,29 @@ def test_requests_are_answered_whole() -> None:
     run(test)
 
 
+async def ask_and_close_the_sending_half(address: tuple[str, int], sent: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(sent)
+    writer.write_eof()
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    return answer
+
+
+def test_a_client_that_sends_nothing_more_is_answered_whole_and_then_closed() -> None:
+    request = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    async def test() -> None:
+        async with serving() as address:
+            assert (await ask_and_close_the_sending_half(address, request % b"")).endswith(b"ok")
+            large = await ask_and_close_the_sending_half(address, request % b"large")
+            assert large.endswith(BODY)
+            for incomplete in (b"", b"GET / HTTP/1.1\r\n"):
+                assert await ask_and_close_the_sending_half(address, incomplete) == b""
+
+    run(test)
+
+
 def test_half_open_connections_beyond_the_limit_push_out_the_oldest_alone() -> None:
     async def test() -> None:
         async with serving(connections_at_most=5) as address:

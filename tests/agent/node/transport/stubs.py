@@ -102,7 +102,7 @@ class StubRun:
     def acknowledge(self, receipt: Receipt) -> None:
         self.receipts.append(receipt)
 
-    def report_dropped(self, report: NodeReport) -> None:
+    def report_dropped(self, report: NodeReport, *, too_large: bool = False) -> None:
         self.dropped.append(report)
 
     def receive(self, report: NodeReport) -> Receipt:

@@ -61,4 +61,5 @@ def test_what_is_too_large_goes_without_its_layers_and_then_not_at_all(run):
     asyncio.run(outbox.too_large())
     assert [report.position for report in run.dropped] == [1]
     assert sent(outbox) is None
+    assert [report.position for report in run.dropped] == [1, 2]
     assert outbox.reports_dropped == 3

@@ -234,3 +234,38 @@ def test_of_a_loader_the_first_batch_is_compared():
     loader = DataLoader(list(X[:0]))  # type: ignore[arg-type]
     with pytest.raises(CompareError, match="batch: the DataLoader is empty"):
         compared(model, batch=loader)
+
+
+def test_complex_outputs_are_compared_like_real_ones():
+    def run(self, x):
+        return torch.fft.rfft((self.layer(x) * 1e5 / 1e5).float())
+
+    model = Body(run, layer=nn.Linear(8, 8))
+    (lost,) = compared(model, ["fp16"], loss=lambda model, batch: model(batch).abs().mean() * 0)
+    assert not lost.verdict.passed
+    assert "of the model's outputs are NaN or Inf" in lost.verdict.reasons[0]
+    (fine,) = compared(model, ["bf16"], loss=lambda model, batch: model(batch).abs().mean())
+    assert fine.verdict.passed and 0.0 < fine.verdict.relative < 0.05
+    (call,) = calls_of(fine, "")
+    assert call.output.elements == 6 * 5 * 2 and call.gradient is not None
+
+
+def test_a_model_that_returns_nothing_comparable_is_judged_by_its_loss():
+    class Wrapped:
+        def __init__(self, value):
+            self.value = value
+
+    def ratio(model, batch):
+        return (model(batch).value - 1.0).abs().mean() * 1e3
+
+    model = Body(lambda self, x: Wrapped(torch.exp(self.layer(x) * 0.0 + 1e-3)), layer=Lossless())
+    (found,) = compared(model, ["bf16"], loss=ratio)
+    (reason,) = found.verdict.reasons
+    assert reason.startswith("the model returned nothing to compare, and the loss is ")
+
+
+class Lossless(nn.Linear):
+    """A layer whose outputs do not matter."""
+
+    def __init__(self):
+        super().__init__(8, 8)
