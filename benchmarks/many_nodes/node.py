@@ -157,7 +157,7 @@ class SimulatedNode:
             pass
         return list(self.member.merge())
 
-    def report_dropped(self, report: NodeReport) -> None:
+    def report_dropped(self, report: NodeReport, *, too_large: bool = False) -> None:
         """Have the rows of a report that its root has refused sent again."""
         self.member.report_dropped(report)
 

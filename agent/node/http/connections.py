@@ -11,7 +11,6 @@ from socket import socket
 from typing import cast
 
 from aiohttp.web_protocol import RequestHandler
-from aiohttp.web_request import BaseRequest
 
 HANDSHAKE_SECONDS = 10.0
 _PARTS_AT_MOST = 64
@@ -111,7 +110,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         if is_idle or self._transport.get_extra_info("sslcontext") is not None:
             return self._protocol.eof_received()
-        cast("RequestHandler[BaseRequest]", self._protocol).close()
+        cast(RequestHandler, self._protocol).close()
         return True
 
     @property

@@ -99,16 +99,29 @@ _REMEDY = "set MP_AGENT_TOKEN to the same secret on all nodes"
 
 
 def advice(
-    note: RootNote | None, root: RootAddress | None, *, is_root: bool, has_token: bool
+    note: RootNote | None,
+    root: RootAddress | None,
+    *,
+    is_root: bool,
+    has_token: bool,
+    root_setting: str = "",
+    has_unreported: bool = False,
 ) -> Iterator[str]:
     """Yield problems that prevent a node from exchanging rows with the others of its run.
 
     note: of the current attempt. has_token: whether this node can authenticate other nodes.
+    has_unreported: whether there are ranks of which this node, the root, has heard nothing.
     """
     if note is not None and note.problem:
         yield f"the job's store did not provide the root agent's address: {note.problem}"
     if is_root and not has_token:
         yield f"the rows of other nodes are refused because there is no token: {_REMEDY}"
+    elif is_root and has_unreported:
+        yield "nodes of the run have not reported to this agent, which is the root; " + (
+            f"they may push to {root_setting}, as MP_AGENT_ROOT says: name the node of rank 0"
+            if root_setting
+            else "mp_agent_missing_rank_info names their ranks"
+        )
     elif not is_root and root is None:
         yield "the root agent is not known: set MP_AGENT_ROOT to its host:port"
     elif not is_root and root is not None and not root.token:

@@ -257,14 +257,15 @@ class RootLink:
         if self.run.session != self._session:
             self._session, self._session_seconds = self.run.session, now_seconds
             self.pusher.begin()
-        waited = now_seconds - self._session_seconds >= STORE_SECONDS
+        passed_seconds = now_seconds - self._session_seconds
+        waited = passed_seconds >= STORE_SECONDS
         self._follow_note()
         self._follow_root(waited=waited)
         self.run.url = self.own_url()
         if self.expects_reports:
             self._moves.tick(self.run.url, next(iter(self._tokens()), ""))
         if waited and (self._has_other_nodes() or not self.run.is_root):
-            self._advise()
+            self._advise(passed_seconds)
         if not self.run.is_root and self._root is not None and self._root.token:
             self.pusher.tick(self._root, now_seconds)
 
@@ -295,6 +296,10 @@ class RootLink:
     def _has_other_nodes(self) -> bool:
         identity = self.run.identity
         return identity.world_size > identity.local_world_size
+
+    def _has_unreported(self) -> bool:
+        known = sum(len(node.ranks) for node in self.run.nodes)
+        return known < self.run.identity.world_size
 
     def _nodes_known(self) -> int | None:
         if not self.collects:
@@ -333,13 +338,16 @@ class RootLink:
             known = "is" if root.created_unix_ns or self._settings.root else "is assumed to be"
             log.info("run %s: the root agent %s at %s", self.run.name, known, root.url)
 
-    def _advise(self) -> None:
+    def _advise(self, passed_seconds: float) -> None:
         """Log, once each, what prevents the nodes of the run from exchanging rows."""
+        may_be_starting = passed_seconds < 2 * STORE_SECONDS
         found = advice(
             self._note_file.present,
             self._root,
             is_root=self.run.is_root,
             has_token=bool(self._tokens()),
+            root_setting=self._settings.root,
+            has_unreported=not may_be_starting and self.expects_reports and self._has_unreported(),
         )
         for text in found:
             if text not in self._logged_advice:

@@ -275,9 +275,9 @@ def test_a_root_that_comes_back_on_another_port_is_followed(root, node):
     play(act)
 
 
-def known(number: int, url: str) -> KnownNode:
+def known(number: int, url: str = "", ranks: tuple[int, ...] = ()) -> KnownNode:
     return KnownNode(
-        node_rank=number, host="host", url=url, ranks=(), active=True, silent_seconds=0.0
+        node_rank=number, host="host", url=url, ranks=ranks, active=True, silent_seconds=0.0
     )
 
 
@@ -320,6 +320,32 @@ def test_a_root_without_a_token_says_so_but_not_on_a_run_of_one_node(root, caplo
         await until(alone, lambda: time.monotonic() - started > 0.3, "a while")
         assert caplog.text == ""
         assert alone.view.nodes_known == 1
+
+    play(act)
+
+
+def test_a_root_that_hears_nothing_of_other_nodes_says_so_once_and_what_to_set(
+    root, caplog, monkeypatch
+):
+    monkeypatch.setattr(link_module, "STORE_SECONDS", 0.05)
+    mistaken = Settings(root="10.1.2.3:9464", token="secret", push_interval_seconds=0.05)
+
+    async def act(client: PushClient) -> None:
+        for settings in (Settings(token="secret"), mistaken):
+            caplog.clear()
+            link = RootLink(root, settings, client, {})
+            await until(link, lambda: "have not reported" in caplog.text, "the advice")
+            assert ("10.1.2.3:9464" in caplog.text) is bool(settings.root)
+            for _ in range(3):
+                link.tick(time.monotonic(), NOWHERE)
+            assert caplog.text.count("have not reported") == 1
+
+        caplog.clear()
+        root.nodes = (known(0, ranks=(0, 1)), known(1, ranks=(2, 3)))
+        link = RootLink(root, mistaken, client, {})
+        started = time.monotonic()
+        await until(link, lambda: time.monotonic() - started > 0.3, "a while")
+        assert caplog.text == ""
 
     play(act)
 
