@@ -3,11 +3,9 @@
 import csv
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
-from multiprocessing import get_context
 from pathlib import Path
 
 from rich.progress import Progress
@@ -22,6 +20,7 @@ from mp_agent.backtest.results import Blind, Failure, RunCurves, RunResult
 from mp_agent.errors import LogError, NothingToJudge, SourceError
 from mp_agent.inputs.addresses import shown_address
 from mp_agent.inputs.files import parse_yaml_texts, read_text
+from mp_agent.inputs.workers import worker_processes
 from mp_agent.node.accounting.gradients import FIRST_STEPS
 from mp_agent.node.accounting.loss import WARM_UP_STEPS
 from mp_agent.node.flight.judge import RunJudge
@@ -222,8 +221,7 @@ def judge_all(
             results.append(judge(source))
             progress()
         return results
-    # A fork would copy threads' locks; spawned processes import what they need.
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+    with worker_processes(count) as pool:
         for result in pool.map(judge, sources, chunksize=1):
             results.append(result)
             progress()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from mp_agent.errors import SettingError
 from mp_agent.inputs.files import read_file
+from mp_agent.inputs.workers import worker_processes
 from mp_agent.lint.analysis import FileResult, TentativeFinding, check_file
 from mp_agent.lint.finding import CheckReport, CodeFinding, SkippedFile
 from mp_agent.lint.interpret.modules import Project
@@ -217,8 +216,7 @@ def _distinct(findings: Iterable[CodeFinding]) -> tuple[CodeFinding, ...]:
 
 
 def _in_processes(tasks: Sequence[Sequence[str]], jobs: int) -> list[FileResult]:
-    # A fork would copy the locks that the caller's threads hold.
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
+    with worker_processes(min(jobs, len(tasks))) as pool:
         return [result for results in pool.map(_check, tasks) for result in results]
 
 
