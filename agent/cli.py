@@ -15,6 +15,8 @@ from mp_agent.errors import unknown_name
 from mp_agent.version import __version__
 
 _UNWRITABLE = 2
+_INTERRUPTED = 130
+"""As shells have it for SIGINT; 1 says of several commands that they have found something."""
 _REFUSING = ("strict", "surrogateescape")
 """How Python treats what an encoding lacks: by default, and in the C locale."""
 _NAME_WIDTH = 12
@@ -201,6 +203,9 @@ class _Commands(click.Group):
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
+        except KeyboardInterrupt:
+            click.echo("\nmp-agent: interrupted", err=True)
+            sys.exit(_INTERRUPTED)
         except click.ClickException as error:
             from mp_agent.inputs.addresses import shown_message
             from mp_agent.inputs.files import printable

@@ -131,6 +131,17 @@ def test_an_encoding_that_lacks_characters_shows_them_as_escapes(
     assert "\\u20" in done.stdout
 
 
+def test_an_interruption_exits_with_130_since_1_speaks_of_findings(monkeypatch) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    check = COMMANDS["check"].load()
+    monkeypatch.setattr(check, "callback", interrupted)
+    result = CliRunner().invoke(main, ["check", "."])
+    assert result.exit_code == 130
+    assert result.stderr == "\nmp-agent: interrupted\n"
+
+
 def test_a_command_that_is_unknown_is_refused_with_the_one_that_is_like_it() -> None:
     outcome = CliRunner().invoke(main, ["bactest", "train.log"])
     assert outcome.exit_code == 2
