@@ -222,8 +222,8 @@ def judge_all(
             progress()
         return results
     with worker_processes(count) as pool:
-        for result in pool.map(judge, sources, chunksize=1):
-            results.append(result)
+        for future in [pool.submit(judge, source) for source in sources]:
+            results.append(future.result())
             progress()
     return results
 

@@ -12,7 +12,8 @@ from multiprocessing import get_context, parent_process
 def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of new processes; where the block raises, they are ended at once.
 
-    They also end when this process is killed, after which they would wait for ever.
+    They also end when this process is killed, after which they would wait for ever. Use `submit`:
+    what an interrupted `map` has cancelled would be a traceback of the pool's own thread.
     """
     # A fork would copy the locks that the caller's threads hold.
     pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_end_with_parent)

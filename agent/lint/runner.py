@@ -217,7 +217,8 @@ def _distinct(findings: Iterable[CodeFinding]) -> tuple[CodeFinding, ...]:
 
 def _in_processes(tasks: Sequence[Sequence[str]], jobs: int) -> list[FileResult]:
     with worker_processes(min(jobs, len(tasks))) as pool:
-        return [result for results in pool.map(_check, tasks) for result in results]
+        futures = [pool.submit(_check, task) for task in tasks]
+        return [result for future in futures for result in future.result()]
 
 
 def _check(files: Sequence[str]) -> list[FileResult]:
