@@ -236,7 +236,7 @@ ATTENTION_LAYER_METRICS = (
 )
 
 
-def _of_run(column: str) -> Callable[[RunView], Reading]:
+def _of_logits(column: str) -> Callable[[RunView], Reading]:
     return lambda run: run.latest.families.get(LOGITS.name, {}).get(column)
 
 
@@ -267,20 +267,20 @@ OUTPUT_LOGIT_METRICS = (
         "{logit}",
         help="Largest finite logit of a few rows that cross_entropy was given, in the first "
         "forward pass of a sampled step.",
-        read=_of_run("logit_max"),
+        read=_of_logits("logit_max"),
     ),
     gauge(
         "mp_agent.output.logsumexp.max",
         "{logit}",
         help="Largest log-sum-exp (log Z, by which softmax normalizes) of the rows of output "
         "logits looked at.",
-        read=_of_run("logsumexp_max"),
+        read=_of_logits("logsumexp_max"),
     ),
     gauge(
         "mp_agent.output.logsumexp.min",
         "{logit}",
         help="Smallest log-sum-exp of the rows of output logits looked at.",
-        read=_of_run("logsumexp_min"),
+        read=_of_logits("logsumexp_min"),
     ),
     gauge(
         "mp_agent.output.logsumexp.mean",

@@ -1,4 +1,4 @@
-"""What expressions and conditions of branches come to."""
+"""What expressions, conditions of branches, imports and definitions come to."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from typing import Any
 from mp_agent.lint.interpret.base import FunctionScope, key_of
 from mp_agent.lint.interpret.calls import CallEvaluator
 from mp_agent.lint.interpret.externals import DTYPES, tensor_form
+from mp_agent.lint.interpret.modules import ClassInfo, FunctionInfo
 from mp_agent.lint.interpret.values import UNKNOWN, Place, Value, ValueKind, guessed, joined
 
 Condition = tuple[str, bool]
+
+_DEPRECATED_DECORATORS = ("torch.cuda.amp.", "torch.cpu.amp.")
 
 
 @lru_cache(maxsize=50_000)
@@ -327,6 +330,44 @@ class ExpressionEvaluator(CallEvaluator):
         return Value(ValueKind.SEQUENCE, key_of(Place(frame.module, node)), items=(result,))
 
     _ListComp = _SetComp = _GeneratorExp = _DictComp = _comprehension
+
+    def _Import(self, node: ast.Import, frame: FunctionScope) -> None:
+        for alias in node.names:
+            top = alias.name.partition(".")[0]
+            name = alias.name if alias.asname else top
+            frame.names[alias.asname or top] = self.imported(name, 0, frame)
+
+    def _ImportFrom(self, node: ast.ImportFrom, frame: FunctionScope) -> None:
+        for alias in node.names:
+            base = node.module or ""
+            full = f"{base}.{alias.name}" if base else alias.name
+            value = self.imported(full, node.level, frame)
+            if value.name.startswith("torch."):
+                owner = Value(ValueKind.EXTERNAL, name=value.name.rpartition(".")[0])
+                value = self.attribute(owner, alias.name)
+            frame.names[alias.asname or alias.name] = value
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: FunctionScope) -> None:
+        info = frame.module.by_node.get(node)
+        if isinstance(info, FunctionInfo):
+            frame.names[node.name] = Value(ValueKind.FUNCTION, info.identity, function=info)
+            self._record_decorators(info, frame)
+
+    _FunctionDef = _AsyncFunctionDef = _function
+
+    def _ClassDef(self, node: ast.ClassDef, frame: FunctionScope) -> None:
+        info = frame.module.by_node.get(node)
+        if isinstance(info, ClassInfo):
+            frame.names[node.name] = Value(ValueKind.CLASS, node.name, node.name, klass=info)
+            for method in info.methods.values():
+                self._record_decorators(method, frame)
+
+    def _record_decorators(self, function: FunctionInfo, frame: FunctionScope) -> None:
+        """Record deprecated decorators; calls among them are evaluated for it."""
+        for decorator in function.decorators:
+            value = self.evaluate(decorator, frame)
+            if value.kind is ValueKind.EXTERNAL and value.name.startswith(_DEPRECATED_DECORATORS):
+                self.record(value.name, Place(frame.module, decorator))
 
 
 def element(over: Value, place: Place) -> Value:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from mp_agent.lint.interpret.base import Evaluator, FunctionScope, key_of
 from mp_agent.lint.interpret.calls import union
-from mp_agent.lint.interpret.definitions import DefinitionEvaluator
-from mp_agent.lint.interpret.expressions import conditions, element
+from mp_agent.lint.interpret.expressions import ExpressionEvaluator, conditions, element
 from mp_agent.lint.interpret.modules import (
     ACTIVATIONS,
     ClassInfo,
@@ -22,7 +21,7 @@ _HAVE_PARTS = frozenset({ValueKind.MODEL, ValueKind.UNKNOWN})
 _TRAINED = frozenset({ValueKind.MODEL, ValueKind.PARAMETERS})
 
 
-class AbstractInterpreter(DefinitionEvaluator):
+class AbstractInterpreter(ExpressionEvaluator):
     """Executes functions and modules on abstract values."""
 
     def block(self, body: list[ast.stmt], frame: FunctionScope) -> bool:
