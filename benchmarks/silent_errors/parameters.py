@@ -198,12 +198,11 @@ def embeddings_said_to_be_tied(wrong: bool) -> None:
         _update_tied(replicas, optimizer)
 
 
-@silent_error("optimizer", 1001)
-def resumed_without_the_optimizer(wrong: bool) -> None:
-    """The weights and the schedule go on after 1000 steps, and the optimizer is a new one."""
+def _resume(*, optimizer_state: bool, schedule_state: bool) -> None:
+    """Train on after 1000 steps, with what a checkpoint has of the optimizer and the schedule."""
     model = make_replicas()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    if not wrong:
+    if optimizer_state:
         state = {
             place: {
                 "step": torch.tensor(1000.0),
@@ -214,10 +213,23 @@ def resumed_without_the_optimizer(wrong: bool) -> None:
         }
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2000)
-    schedule.load_state_dict(schedule.state_dict() | {"last_epoch": 1000})
+    if schedule_state:
+        schedule.load_state_dict(schedule.state_dict() | {"last_epoch": 1000})
     for _ in steps_of():
         update(optimizer, loss_of(model))
         schedule.step()
+
+
+@silent_error("optimizer", 1001)
+def resumed_without_the_optimizer(wrong: bool) -> None:
+    """The weights and the schedule go on after 1000 steps, and the optimizer is a new one."""
+    _resume(optimizer_state=not wrong, schedule_state=True)
+
+
+@silent_error("optimizer", 1001)
+def resumed_without_the_schedule(wrong: bool) -> None:
+    """The run resumes with the state of its optimizer, and its schedule is a new one."""
+    _resume(optimizer_state=True, schedule_state=not wrong)
 
 
 @silent_error("optimizer", ONSET_STEP)

@@ -249,28 +249,6 @@ def schedule_begins_again(wrong: bool) -> None:
 
 
 @silent_error("modes")
-def schedule_not_resumed(wrong: bool) -> None:
-    """The run resumes with the state of its optimizer, and its schedule is a new one."""
-    model = make_replicas()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    state = {
-        place: {
-            "step": torch.tensor(1000.0),
-            "exp_avg": torch.zeros_like(each),
-            "exp_avg_sq": torch.full_like(each, 1e-4),
-        }
-        for place, each in enumerate(model.parameters())
-    }
-    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2000)
-    if not wrong:
-        schedule.load_state_dict(schedule.state_dict() | {"last_epoch": 1000})
-    for _ in steps_of():
-        update(optimizer, loss_of(model))
-        schedule.step()
-
-
-@silent_error("modes")
 def seeded_at_every_step(wrong: bool) -> None:
     """The seed is set within the loop, so that dropout leaves out the same units at every step."""
     model = make_replicas(make_model(dropout=0.3))
