@@ -20,6 +20,7 @@ from mp_agent.errors import CatalogError
 from tests.alerting.detector.replay import expected, replay, tracks_of
 from tests.alerting.examples.catalog import examples_of
 from tests.alerting.promtool import render_tests, unit_test
+from tests.subtests import each
 
 _VALUES = values_in_force()
 _SUFFIXES = ["".join(letters) for letters in product("abcdefghij", repeat=2)]
@@ -119,7 +120,7 @@ def _wrong_by_promtool(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+@each("condition", CONDITIONS)
 def test_no_part_of_a_condition_can_be_left_out(
     server: Callable[[str], Path], tmp_path: Path, condition: Condition
 ) -> None:
