@@ -104,11 +104,12 @@ def make_training(
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scaler = torch.amp.GradScaler(device.type, enabled=precision is torch.float16)
-    tokens = torch.randint(shape.vocabulary, (shape.batch, shape.length), device=device)
+    text = torch.randint(shape.vocabulary, (shape.batch, shape.length + 1), device=device)
+    tokens, targets = text[:, :-1].contiguous(), text[:, 1:].flatten()
 
     def step(log: Callable[[], None]) -> None:
         with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
-            loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+            loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets)
         scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         scaler.unscale_(optimizer)
         log()
