@@ -419,10 +419,14 @@ class ClippingTracking:
                 watched.scalars.update(clip_max_norm=limit, clip_norm=norm)
 
     def _note_apart(self, scalars: dict[str, Scalar]) -> None:
-        """Count norms of single parameters; not those of hooks, each of which has but one."""
+        """Count norms of single parameters; not those of hooks, each of which has but one.
+
+        Nor those of an optimizer's own step, as in BERT's Adam: it is defined so.
+        """
         sequence, apart = self._context.step.sequence, self._apart
         calls = apart[1] if apart[0] == sequence else 0.0
-        alone = self._given == 1 and not within_backward()
+        by_design = within_backward() or self._context.thread.stepping is not None
+        alone = self._given == 1 and not by_design
         self._apart = sequence, calls + 1.0 if alone else nan
         scalars[CLIPPED_APART] = float(self._apart[1] >= _CLIPPED_APART)
 

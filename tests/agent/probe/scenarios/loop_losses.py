@@ -6,6 +6,7 @@ WRONG and HEALTHY are those of `loop_orders` with these.
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +85,25 @@ def clip_one_by_one_and_all_together() -> None:
 @healthy
 def clip_values_one_by_one() -> None:
     clip_each(lambda parameter: nn.utils.clip_grad_value_(parameter, 1.0))
+
+
+class ClippingSGD(torch.optim.SGD):
+    """Clips each parameter by its own norm in its step, as BERT's Adam does."""
+
+    def step(self, *closure: Any) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            nn.utils.clip_grad_norm_(parameter, 1.0)
+        return super().step(*closure)
+
+
+@healthy
+def optimizer_that_clips_one_by_one() -> None:
+    model = classifier()
+    optimizer = ClippingSGD(model.parameters(), lr=0.05)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
 
 
 @healthy
