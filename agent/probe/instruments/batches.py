@@ -360,9 +360,19 @@ def _padding(
     The first of it may end the sequence, and is meant to be learned.
     """
     if mask_BT is not None and mask_BT.shape == tokens_BT.shape:
-        return mask_BT == 0
+        return _of_one_token(tokens_BT, mask_BT == 0)
     found_BT = _filling(tokens_BT) if padding_index is None else tokens_BT == padding_index
     return functional.pad(found_BT[:, 1:] & found_BT[:, :-1], (1, 0))
+
+
+def _of_one_token(tokens_BT: torch.Tensor, masked_BT: torch.Tensor) -> torch.Tensor:
+    """Return where tokens are masked if all of them are one token [B, T].
+
+    Others are a text: a mask of a model's own may have zeros where it has tokens.
+    """
+    highest = tokens_BT.masked_fill(~masked_BT, -1).amax()
+    lowest = tokens_BT.masked_fill(~masked_BT, torch.iinfo(tokens_BT.dtype).max).amin()
+    return masked_BT & (highest == lowest)
 
 
 def _filling(tokens_BT: torch.Tensor) -> torch.Tensor:

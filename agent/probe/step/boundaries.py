@@ -360,7 +360,7 @@ class TrainerStep:
         lead = self._schedule.lead(last_epoch, sequence)
         self._ahead = max(self._ahead, lead or 0)
         if lead is not None:
-            self._of_schedule = max(lead, self._of_schedule or lead)
+            self._of_schedule = lead if self._of_schedule is None else max(lead, self._of_schedule)
         if lead is not None and not self._observed and self.lead == 0:
             self.lead = lead
 
@@ -380,8 +380,9 @@ class TrainerStep:
             self._began_empty = id(optimizer) if empty else 0
         elif sequence == STATE_KNOWN_STEP and self._began_empty == id(optimizer):
             self.resumed_without_state = self._ahead if _keeps_state(optimizer) else 0
-        if sequence == STATE_KNOWN_STEP and None not in (self._of_state, self._of_schedule):
-            self.schedule_behind = (self._of_state or 0) - (self._of_schedule or 0)
+        of_state, of_schedule = self._of_state, self._of_schedule
+        if sequence == STATE_KNOWN_STEP and of_state is not None and of_schedule is not None:
+            self.schedule_behind = of_state - of_schedule
 
     def _learn(self, completed: float, sequence: int) -> None:
         if completed >= 1:

@@ -174,6 +174,13 @@ def test_an_end_of_the_text_that_is_also_padding_may_be_learned():
     assert _found(model, _next(model, tokens)) == {}
 
 
+def test_a_mask_with_zeros_where_there_is_text_says_nothing():
+    tokens, mask = _padded()
+    for other in (1 - mask, mask == 0, torch.zeros(_B, _T).masked_fill(mask == 0, -torch.inf)):
+        model = Model()
+        assert _found(model, _next(model, tokens), other) == {}
+
+
 def test_masks_of_other_shapes_say_nothing():
     tokens, mask = _padded()
     tokens[1, 3] = 1
