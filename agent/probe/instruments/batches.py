@@ -295,15 +295,13 @@ def _sources(losses: Sequence[Any]) -> Iterator[Any]:
 def _saved(node: Any, name: str) -> torch.Tensor | None:
     """Return a tensor that a node has kept; None if a hook would bring, or compute, it again.
 
-    Nor one that an earlier backward has freed, or that was changed since.
+    Nor one that an earlier backward has freed. Nothing is caught here: a signal handler of the
+    script's may raise the same.
     """
     kept = getattr(node, f"_raw_saved_{name}", None)
     if kept is None or getattr(kept, "unpack_hook", kept) is not None:
         return None
-    try:
-        found = getattr(node, f"_saved_{name}")
-    except RuntimeError:
-        return None
+    found = kept.data
     return found if type(found) is torch.Tensor else None  # no part of one on many ranks
 
 

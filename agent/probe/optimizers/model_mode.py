@@ -142,9 +142,11 @@ def _drops(module: nn.Module) -> bool:
         return module.p > 0.0
     if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
         return module.dropout > 0.0
-    # A module of this name is looked at by itself, and a rate of 0 drops nothing.
-    rate, kind = getattr(module, "dropout", 1.0), cast(type, type(module))
-    return isinstance(rate, float) and rate > 0.0 and _calls_dropout(kind)
+    # A module of this name is looked at by itself, and a rate of 0 drops nothing. Not by getattr,
+    # which would keep an AttributeError that a signal handler raises in the module's own method.
+    rate, kind = vars(module).get("dropout", 1.0), cast(type, type(module))
+    is_module = "dropout" in module._modules
+    return not is_module and isinstance(rate, float) and rate > 0.0 and _calls_dropout(kind)
 
 
 @lru_cache(_CLASSES_AT_MOST)
