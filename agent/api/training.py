@@ -188,7 +188,8 @@ def observe_logprobs(trainer: Tensor, sampler: Tensor, mask: Tensor | None = Non
     With Δ = trainer - sampler, over the tokens of all ranks: estimates k1 = mean(-Δ) and
     k3 = mean(exp(Δ) - 1 - Δ) of KL(sampler || trainer), in nats (Schulman, Approximating KL
     Divergence, r = exp(Δ)); the largest and the 99.9th percentile of |Δ|; the correlation; the
-    effective sample size of the weights exp(Δ). Tokens with a NaN or Inf are left out and counted.
+    effective sample size of the weights exp(Δ); the mean of -trainer, which estimates the
+    policy's entropy. Tokens with a NaN or Inf are left out and counted.
     What cannot be compared is counted, and said once in the log. Never raises, never waits.
     """
     if (api := loaded_probe()) is not None:

@@ -1,4 +1,4 @@
-"""Alerts on watched tensors, and on a trainer that differs from its sampler."""
+"""Alerts on watched tensors, and on a policy: its sampler, and its entropy."""
 
 from mp_agent.alerting import panels
 from mp_agent.alerting.backtesting import Quantity, less_above
@@ -236,7 +236,72 @@ TRAIN_INFERENCE_MISMATCH = Condition(
 )
 
 
-OF_LOGPROBS = (TRAIN_INFERENCE_MISMATCH,)
+POLICY_ENTROPY_COLLAPSED = Condition(
+    name="MpAgentPolicyEntropyCollapsed",
+    summary="A policy has become certain of nearly all that it draws.",
+    meaning="Next to nothing is left of the entropy that the policy has had. What it hardly ever "
+    "draws is not rewarded either: samples of one prompt are alike, their advantages about 0, and "
+    "the reward stays where it is.",
+    confirm="mp_agent_policy_entropy and how it has fallen; next to it the reward: at its highest "
+    "possible value, the task is solved. Print some samples of one prompt: they are the same.",
+    remedies=(
+        "Go back to a checkpoint from before the entropy fell: continued training seldom brings "
+        "it back.",
+        "Lower the learning rate, or scale the advantages down: normalize them by batch, and "
+        "clip what is far above.",
+        "Add an entropy bonus or a KL penalty to a reference policy, or raise its weight.",
+        "Raise the upper bound of the ratio alone (0.28 for 0.2, clip-higher), so that rare tokens "
+        "can become more probable.",
+        "Check the temperature: sample at 1.0 while training.",
+    ),
+    why="The policy gradient of a token is weighted by how often it is drawn. Reward was seen to "
+    "be bought with entropy, and to end where that does (Cui et al., arXiv:2505.22617); a higher "
+    "upper bound keeps it (Yu et al., arXiv:2503.14476).",
+    levels=(
+        Level(
+            severity=Severity.WARNING,
+            when=Compare(
+                Series(metric=reinforcement.POLICY_COLLAPSED_STEPS),
+                ">=",
+                limit("policy_entropy_steps"),
+            ),
+            counts_steps=True,
+            description="Of the highest entropy of the policy of run {run}, less than "
+            "<policy_entropy_fallen> has remained for {value|count} steps.",
+            reason="No delay: it already requires policy_entropy_steps steps in a row, by the "
+            "median of eight.",
+        ),
+    ),
+    quiet=(
+        "a policy that learns to decide, and keeps a tenth of its entropy",
+        "a run without reinforcement learning",
+    ),
+    needs=((Quantity.LOGPROBS,),),
+    knobs=(less_above("policy_entropy_fallen"),),
+    guidance=Guidance(
+        harm="The policy stops learning where it is. Investigate within hours; the checkpoints "
+        "from before are what can be gone on from.",
+        query='mp_agent_policy_entropy{run="RUN"}',
+        reading="Nats per token: ln n for a choice among n that are equally likely, 0 for one that "
+        "is certain. What counts is how far below its highest it is.",
+        causes=(
+            "A learning rate that is too high, or advantages that are.",
+            "No entropy bonus and no KL penalty, over many updates.",
+            "A ratio that is clipped alike on both sides, so that rare tokens stay rare.",
+            "A reward that one answer gets for every prompt.",
+        ),
+        false_positives=(
+            "A task that is solved: the reward is at its highest, and one action is right.",
+            "Log-probabilities of another kind of tokens than at the start, such as those of a "
+            "fixed template.",
+        ),
+        samples=("entropy_of_policy",),
+        panels=(panels.POLICY_ENTROPY, panels.LOGPROB_KL),
+    ),
+)
+
+
+OF_LOGPROBS = (TRAIN_INFERENCE_MISMATCH, POLICY_ENTROPY_COLLAPSED)
 OF_TENSORS = (
     REDUCTION_SWALLOWS,
     DIMENSION_IMBALANCE,

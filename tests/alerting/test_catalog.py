@@ -105,6 +105,7 @@ _SEVERITIES = {
     "MpAgentFp8Saturation": (_W,),
     "MpAgentFp8Underflow": (_W,),
     "MpAgentTrainInferenceMismatch": (_C, _W),
+    "MpAgentPolicyEntropyCollapsed": (_W,),
     "MpAgentReductionSwallows": (_W,),
     "MpAgentDimensionImbalance": (_W,),
 }
@@ -183,6 +184,7 @@ _COUNTED = {
     "logprob_k3_high": 0.01,
     "logprob_k3_extreme": 0.1,
     "logprob_delta_tail": 0.1,
+    "policy_entropy_fallen": 0.05,
     "loss_scale_reduced": 10_000,
     "loss_scale_very_low": 1024,
     "loss_scale_low": 128,

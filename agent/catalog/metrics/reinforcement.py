@@ -26,6 +26,12 @@ def k3(row: Columns) -> float | None:
     return _mean(row, "k3_sum")
 
 
+def policy_entropy(row: Columns) -> float | None:
+    """Return the mean of -log p of the tokens by the trainer."""
+    mean = _mean(row, "trainer_sum")
+    return None if mean is None else 0.0 - mean
+
+
 def delta_quantile(row: Columns, quantile: float) -> float | None:
     """Return a bound on a quantile of |Δ|, by the bin that it is in; None without tokens.
 
@@ -130,7 +136,26 @@ LOGPROB_MISMATCH_STEPS = counter(
     count=_mismatched,
 )
 
+POLICY_ENTROPY = gauge(
+    "mp_agent.policy.entropy",
+    "{nat}",
+    help="Mean over all tokens of -log p by the trainer: the entropy of the policy per token, as "
+    "far as it drew them itself; of densities the differential entropy, which may be negative.",
+    read=_of_run(policy_entropy),
+)
+POLICY_COLLAPSED_STEPS = gauge(
+    "mp_agent.policy.collapsed.steps",
+    "{step}",
+    thresholds=("policy_entropy_fallen",),
+    help="Steps with log-probabilities in a row for which the median of mp_agent_policy_entropy "
+    "over the last 8 has been below the share policy_entropy_fallen of the highest median of the "
+    "attempt; 0 where that was never 0.1 nats, and of densities.",
+    read=lambda run: float(run.policy_collapsed_steps),
+)
+
 LOGPROB_METRICS = (
+    POLICY_ENTROPY,
+    POLICY_COLLAPSED_STEPS,
     gauge(
         "mp_agent.logprobs.k1",
         "{nat}",

@@ -380,6 +380,18 @@ REINFORCEMENT_THRESHOLDS = (
         unit="{step}",
         meaning="steps within logprob_window on which trainer and sampler must differ",
     ),
+    Threshold(
+        name="policy_entropy_fallen",
+        value=0.05,
+        unit="1",
+        meaning="share of a policy's highest entropy below which next to nothing is tried any more",
+    ),
+    Threshold(
+        name="policy_entropy_steps",
+        value=16.0,
+        unit="{step}",
+        meaning="compared steps in a row with so little entropy after which a policy has collapsed",
+    ),
 )
 
 

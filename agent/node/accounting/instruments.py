@@ -9,6 +9,8 @@ Finds routers that send most tokens to few experts, and are sure of it.
 A load that is uneven alone may be the data's, and a small entropy that of a router that has learned
 to decide; together, and for some samples, they are a router that has collapsed.
 
+Finds policies that have become certain of all that they draw.
+
 Finds attention logits and output logits that outgrow those of the run's past.
 Both grow for many steps before the loss of a transformer diverges: softmax saturates, and in BF16
 numbers above 128 are 1 apart.
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from math import nan
 
 from mp_agent.catalog.metrics.fp8 import flushed
+from mp_agent.catalog.metrics.reinforcement import policy_entropy
 from mp_agent.catalog.metrics.routers import entropy, unused_experts
 from mp_agent.catalog.metrics.tensors import slice_imbalance, swallowed_share_of_reduction
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
@@ -30,11 +33,18 @@ from mp_agent.records.columns import (
     FP8,
     GRADIENTS,
     LOGITS,
+    LOGPROBS,
     ROUTERS,
     TENSORS,
     ColumnFamily,
 )
-from mp_agent.records.health import Fp8Flushing, Fp8Scaling, LogitGrowth, RouterBalance, TensorRows
+from mp_agent.records.health import (
+    Fp8Flushing,
+    Fp8Scaling,
+    LogitGrowth,
+    RouterBalance,
+    TensorRows,
+)
 from mp_agent.records.merged import MergedStep
 from mp_agent.records.tensor_collections import TensorCollection, members_of
 from mp_agent.records.views import CollectionView, LayerView
@@ -348,6 +358,44 @@ class LogitHistory:
             return None
         earlier = median(self.kept[: len(self.kept) // 2])
         return min(max(median(self.recent) / max(earlier, 1.0), -LARGEST), LARGEST)
+
+
+_ENTROPIES = 8
+"""Compared steps of which a median is taken: a batch of rollouts alone has easy and hard ones."""
+_UNCERTAIN = 0.1
+"""Entropy in nats per token below which a policy, such as one that was distilled, can hardly lose
+any."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EntropyTracker(Tracker):
+    """The entropy of a policy, its highest level, and for how many steps little of it is left.
+
+    −log p of drawn tokens has the entropy as its mean where the trainer's policy drew them. Of
+    densities it may be of any size and sign, and nothing follows from it.
+    """
+
+    latest: list[float] = field(default_factory=list)
+    """At most `_ENTROPIES`, oldest first."""
+    highest: float = 0.0
+    densities: bool = False
+    collapsed_steps: int = 0
+
+    def observe(self, step: MergedStep, context: AccountContext) -> None:
+        """Add a closed step, if log-probabilities of all ranks were compared on it."""
+        row = step.families.get(LOGPROBS.name, {})
+        entropy = policy_entropy(row)
+        if entropy is None or not step.counts(LOGPROBS):
+            return
+        self.densities |= row.get("density_tokens", 0.0) > 0.0
+        self.latest = [*self.latest[1 - _ENTROPIES :], entropy]
+        if len(self.latest) == _ENTROPIES:
+            self.highest = max(self.highest, median(self.latest))
+        limit = context.thresholds["policy_entropy_fallen"] * self.highest
+        judged = self.highest >= _UNCERTAIN and not self.densities
+        self.collapsed_steps = (
+            self.collapsed_steps + 1 if judged and median(self.latest) < limit else 0
+        )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from mp_agent.node.accounting.incidents import (
 )
 from mp_agent.node.accounting.instruments import (
     CollectionTracker,
+    EntropyTracker,
     Fp8FlushTracker,
     Fp8ScaleTracker,
     LogitTracker,
@@ -89,6 +90,7 @@ class Progress:
     outputs: NonfiniteOutputTracker = field(default_factory=NonfiniteOutputTracker)
     backward: NonfiniteGradientTracker = field(default_factory=NonfiniteGradientTracker)
     logits: LogitTracker = field(default_factory=LogitTracker)
+    policy: EntropyTracker = field(default_factory=EntropyTracker)
     routers: RouterTracker = field(default_factory=RouterTracker)
     fp8: Fp8ScaleTracker = field(default_factory=Fp8ScaleTracker)
     fp8_flushing: Fp8FlushTracker = field(default_factory=Fp8FlushTracker)
@@ -135,6 +137,7 @@ class Progress:
             trained=self.trained.view(),
             moments=self.moments.view(context),
             logits=self.logits.view(),
+            policy_collapsed_steps=self.policy.collapsed_steps,
             routers=self.routers.view(context),
             fp8=self.fp8.view(context),
             fp8_flushing=self.fp8_flushing.view(context),

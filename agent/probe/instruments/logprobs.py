@@ -23,6 +23,8 @@ from mp_agent.records.columns import DELTA_EDGES, LOGPROBS
 
 MAGNITUDE_AT_MOST = 1e100
 """Of what counts as finite: no sum of squares then overflows."""
+DENSITY_ABOVE = 0.1
+"""A log-probability that is no rounding of 0, as a difference of logits in BF16 may be."""
 DELTA_AT_MOST = 300.0
 """Of an exponent: sums of exp(Δ) and of its squares stay within float64."""
 
@@ -90,6 +92,7 @@ class LogprobComparison:
             trainer_N.sum(),
             trainer_N.square().sum(),
             (trainer_N * delta_N).sum(),
+            _count(trainer_N > DENSITY_ABOVE),
         ]
         largest = magnitude_N.amax().masked_fill(tokens == 0, nan)
         return torch.cat((torch.stack(sums), self._bins(magnitude_N, there_N), largest.reshape(1)))

@@ -223,6 +223,12 @@ LOGPROBS = ColumnFamily(
         ),
         _logprobs("trainer_sum_squares", Algebra.SUM, "sum of their squares"),
         _logprobs("trainer_delta_sum", Algebra.SUM, "sum of their products with Δ", signed=True),
+        _logprobs(
+            "density_tokens",
+            Algebra.SUM,
+            "tokens whose log-probability by the trainer is above 0.1: of a density, as of "
+            "continuous actions",
+        ),
         *(
             _logprobs(
                 delta_column(place),

@@ -2,7 +2,7 @@
 
 from grafana.panel import Panel, Query, Row, above, help_of
 from grafana.queries import by_run, increase
-from mp_agent.alerting.conditions.tensors import TRAIN_INFERENCE_MISMATCH
+from mp_agent.alerting.conditions.tensors import POLICY_ENTROPY_COLLAPSED, TRAIN_INFERENCE_MISMATCH
 
 _NOTHING = "Not reported"
 _RUNBOOKS = (TRAIN_INFERENCE_MISMATCH,)
@@ -25,6 +25,15 @@ REINFORCEMENT = Row(
                 Query(by_run("mp_agent_logprobs_k1"), "k1", optional=True),
             ),
             runbooks=_RUNBOOKS,
+        ),
+        Panel(
+            id=85,
+            title="Entropy of the policy",
+            description=help_of("mp_agent_policy_entropy"),
+            nothing=_NOTHING,
+            lines=True,
+            queries=(Query(by_run("mp_agent_policy_entropy"), "nats per token", optional=True),),
+            runbooks=(POLICY_ENTROPY_COLLAPSED,),
         ),
         Panel(
             id=81,

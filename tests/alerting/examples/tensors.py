@@ -122,7 +122,39 @@ _NOT_WATCHED = Example(
 )
 
 
+_CERTAIN = Example(
+    title="a policy that repeats itself from step 30 on",
+    minutes=30,
+    tracks=(
+        Track(reinforcement.POLICY_ENTROPY, (*flat(0.6, 10), 0.01)),
+        Track(reinforcement.POLICY_COLLAPSED_STEPS, (*flat(0, 10), *ramp(0, 2, 20))),
+    ),
+    fires={
+        Severity.WARNING: "Of the highest entropy of the policy of run demo, less than "
+        "<policy_entropy_fallen> has remained for 20 steps."
+    },
+    at=20,
+    not_yet=(16,),
+)
+
+_DECIDES = Example(
+    title="a policy that learns to decide, and keeps a tenth of its entropy",
+    minutes=30,
+    tracks=(Track(reinforcement.POLICY_COLLAPSED_STEPS, (0,)),),
+)
+
+_NO_POLICY = Example(
+    title="a run without reinforcement learning",
+    minutes=15,
+    without=(reinforcement.POLICY_COLLAPSED_STEPS,),
+)
+
+
 EXAMPLES = {
+    "MpAgentPolicyEntropyCollapsed": Examples(
+        firing=(_CERTAIN,),
+        quiet=(_DECIDES, _NO_POLICY),
+    ),
     "MpAgentTrainInferenceMismatch": Examples(
         firing=(_DIFFERENT, _OTHER_WEIGHTS),
         quiet=(_ONCE, _OFF),

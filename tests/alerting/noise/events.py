@@ -22,6 +22,7 @@ class Step:
     fp8_range_used: smallest and largest of a layer with delayed scaling.
     fp8_flushed: share of the input that the layer's cast rounds to zero, if it casts so.
     logprob_delta: by how much trainer and sampler differ in every token, if they are compared.
+    policy_entropy: mean of -log p of these tokens by the trainer.
     of_tensor: columns that watched tensors have otherwise.
     step: the trainer's own count, if it gives one.
     """
@@ -49,6 +50,7 @@ class Step:
     fp8_range_used: tuple[float, float] = (0.4, 1.02)
     fp8_flushed: float | None = None
     logprob_delta: float = 0.02
+    policy_entropy: float = 2.0
     of_tensor: Mapping[str, float] = field(default_factory=dict)
 
 

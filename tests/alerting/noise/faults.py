@@ -172,6 +172,12 @@ def _other_policy(random: Random) -> Events:
     yield from training.forever(logprob_delta=0.6)
 
 
+def _certain_policy(random: Random) -> Events:
+    training, before = _trained(random)
+    yield from before
+    yield from training.forever(policy_entropy=0.05)
+
+
 def _swallowed_terms(random: Random) -> Events:
     training, before = _trained(random)
     yield from before
@@ -1460,6 +1466,13 @@ FAULTS = (
         script=_other_policy,
         logprobs=True,
         expected={"MpAgentTrainInferenceMismatch": "critical"},
+    ),
+    Scenario(
+        name="certain-policy",
+        what="a policy becomes certain of all that it draws",
+        script=_certain_policy,
+        logprobs=True,
+        expected={"MpAgentPolicyEntropyCollapsed": "warning"},
     ),
     Scenario(
         name="swallowed-terms",

@@ -446,7 +446,7 @@ def _own_share(scenario: Scenario, rank: int, family: str) -> Share:
 
 def _compared(step: Step) -> dict[str, FloatArray]:
     """Return the row of tokens whose log-probabilities differ alike."""
-    trainer = torch.linspace(-4.0, 0.0, 200, dtype=torch.float64)
+    trainer = torch.linspace(-2.0 * step.policy_entropy, 0.0, 200, dtype=torch.float64)
     row_C = _COMPARISON.row(trainer, trainer - step.logprob_delta, None)
     return {LOGPROBS.name: row_C.reshape(1, -1).numpy()}
 

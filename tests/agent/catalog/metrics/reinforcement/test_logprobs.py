@@ -95,3 +95,54 @@ def test_steps_with_many_different_tokens_are_counted_by_level(deltas, high, ext
     account.fold_step(compared(1, row_of(*deltas)))
     assert total(account, "mismatch_steps", "high") == high
     assert total(account, "mismatch_steps", "extreme") == extreme
+
+
+def drawn(account: Accumulator, sequence: int, *logprobs: float) -> None:
+    trainer = torch.tensor(logprobs, dtype=torch.float64)
+    account.fold_step(compared(sequence, _COMPARISON.row(trainer, trainer, None)))
+
+
+def entropy(account: Accumulator) -> list[Any]:
+    policy = [BY_PROMETHEUS_NAME[f"mp_agent_policy_{name}"].read for name in _POLICY]
+    view = account.view(make_run_view(), 0.0)
+    return [read(view) for read in policy if read is not None]
+
+
+_POLICY = ("entropy", "collapsed_steps")
+
+
+def test_entropy_is_the_mean_of_the_negative_log_probabilities_of_what_was_drawn(account):
+    probabilities = torch.tensor([0.5, 0.25, 0.125, 0.125], dtype=torch.float64)
+    times = (8 * probabilities).long()
+    drawn(account, 1, *probabilities.log().repeat_interleave(times).tolist())
+    exact = float(-(probabilities * probabilities.log()).sum())
+    assert entropy(account) == [pytest.approx(exact), 0.0]
+
+
+def test_a_policy_has_collapsed_once_little_of_its_highest_entropy_remains_for_long(account):
+    for sequence in range(1, 41):
+        drawn(account, sequence, -2.0 if sequence <= 20 else -0.09)
+        if sequence == 24:
+            assert entropy(account)[1] == 0.0  # the median of eight is not there yet
+    assert entropy(account) == [pytest.approx(0.09), 16.0]
+    drawn(account, 41, -2.0)
+    assert entropy(account)[1] == 17.0
+    for sequence in range(42, 46):
+        drawn(account, sequence, -2.0)
+    assert entropy(account) == [2.0, 0.0]
+
+
+def test_steps_without_log_probabilities_say_nothing_of_a_policy(account):
+    for sequence in range(1, 60, 2):
+        drawn(account, sequence, -2.0 if sequence < 30 else -0.05)
+        account.fold_step(merged_step(sequence + 1))
+    assert entropy(account)[1] == 11.0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [((-0.09,), (0.0,)), ((-3.0, 0.2), (-0.05, 0.2))], ids=["sure", "density"]
+)
+def test_a_policy_that_was_never_uncertain_and_densities_are_not_judged(account, before, after):
+    for sequence in range(1, 61):
+        drawn(account, sequence, *(before if sequence <= 20 else after))
+    assert entropy(account)[1] == 0.0
