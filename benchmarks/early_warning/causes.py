@@ -262,7 +262,6 @@ _HELD_OUT = (
         ),
         healthy=_HEALTHY_POLICY,
         source="Mnih et al., arXiv:1602.01783, section 4",
-        held_out=True,
     ),
     Cause(
         title="Adam of weights in FP16, in which its epsilon of 1e-8 is 0",
