@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import traceback
@@ -78,6 +79,7 @@ def check_file(path: str, project: Project) -> FileResult:
     try:
         source = _source(path)
         if RELEVANT.search(source.text) is None:
+            ast.parse(source.text)
             return result
         module = _module(path, source, project)
         result.module = module.name
@@ -88,7 +90,7 @@ def check_file(path: str, project: Project) -> FileResult:
     except UnreadableSource as error:
         result.skipped = str(error)
     except SyntaxError as error:
-        result.skipped = f"line {error.lineno}: {error.msg}"
+        result.skipped = f"line {error.lineno}: {error.msg}" if error.lineno else error.msg
     except (RecursionError, MemoryError):
         result.skipped = "nested too deeply"
     except ValueError as error:

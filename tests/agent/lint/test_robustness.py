@@ -43,6 +43,13 @@ def test_unreadable_files_are_listed_with_their_reason(tmp_path: Path) -> None:
     assert "bytes" in reason(tmp_path, b"# autocast\n" * 1_000_000)
 
 
+def test_a_file_without_anything_to_check_is_parsed_all_the_same(tmp_path: Path) -> None:
+    assert "line 2" in reason(tmp_path, b"x = 1\ndef f(:\n")
+    assert "null" in reason(tmp_path, b"x = 1\0\n")
+    assert "None" not in reason(tmp_path, b"x = 1\0\n")
+    assert "too deeply" in reason(tmp_path, b"x = " + b"-" * 100_000 + b"1\n")
+
+
 def test_a_notebook_that_is_none_is_listed(tmp_path: Path) -> None:
     for content in (b"{}", b"[", b'{"cells": 1}', b'{"cells": [{"cell_type": "code"}]}'):
         assert "notebook" in reason(tmp_path, content, "odd.ipynb")
