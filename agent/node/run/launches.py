@@ -26,7 +26,10 @@ class RingFinder:
 
     def new_rings(self) -> Iterator[tuple[Path, RingReader]]:
         """Yield the rings that appeared since the last call."""
-        for path in locations.find_rings(self._run_dir):
+        found = locations.find_rings(self._run_dir)
+        # A program that starts its ranks again and again uses the paths of removed rings again.
+        self._seen.intersection_update(found)
+        for path in found:
             if path in self._seen:
                 continue
             try:
@@ -42,7 +45,7 @@ class RingFinder:
 
     @property
     def known(self) -> tuple[Path, ...]:
-        """All rings that were found so far."""
+        """The rings that were found, as far as they were still there at the last look."""
         return tuple(self._seen)
 
     def has_new(self) -> bool:

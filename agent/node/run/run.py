@@ -318,7 +318,7 @@ class Run:
 
     @property
     def known_rings(self) -> tuple[Path, ...]:
-        """All rings that were found, refused ones included."""
+        """The rings that were found and are still there, refused ones included."""
         return self._finder.known
 
     def remove_rings(self) -> None:

@@ -50,6 +50,20 @@ def test_steps_of_the_old_attempt_that_were_not_read_yet_still_count(
     assert shown(run)["steps_total"] == 5
 
 
+def test_each_of_many_starts_under_one_launcher_is_read(start_rank: StartRank, open_run: OpenRun):
+    """As `torch.multiprocessing.spawn` in a loop: the paths of removed rings are used again."""
+    run = open_run()
+    for number, launch in enumerate(("a", "a-1", "a", "a-1")):
+        rank = start_rank(launch=launch, created_unix_ns=1_000 + number)
+        rank.steps(5)
+        run.poll(0.0)
+        rank.end()
+        rank.kill()
+        run.poll(0.0)
+        assert shown(run)["steps_total"] == 5 * (number + 1)
+        assert run.known_rings == (rank.path,)
+
+
 def test_ranks_that_come_back_under_other_numbers_are_the_next_attempt(
     start_rank: StartRank, open_run: OpenRun
 ):
