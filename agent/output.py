@@ -82,6 +82,18 @@ def write_whole(
             os.replace(partial, target)
 
 
+def keep_inputs(inputs: Iterable[str | Path | None], *outputs: Path | None) -> None:
+    """Raise UnwritableError, naming it, for an output that would take the place of an input."""
+    read = [path for path in inputs if path is not None]
+    for output in filter(None, outputs):
+        for path in read:
+            # A path that is none, such as an address, is no such file.
+            with suppress(OSError, ValueError):
+                if os.path.samefile(output, path):
+                    name = printable(str(output))
+                    raise UnwritableError(f"{name} cannot be written: it is what is read")
+
+
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """Yield a path to write a file or directory to, which then becomes `path`, all or nothing.

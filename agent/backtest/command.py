@@ -72,7 +72,8 @@ def backtest_command(
     values = [values_of(assignments)]
     if compared:
         values.append(values_of((*assignments, *compared)))
-    runs, failures = past_runs("backtest", logs, values, **reading).judge()
+    past = past_runs("backtest", logs, values, outputs=(page,), **reading)
+    runs, failures = past.judge()
     first = [run[0] for run in runs]
     found = list(differences(first, [run[1] for run in runs])) if compared else None
     if page is not None and first:

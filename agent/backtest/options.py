@@ -18,7 +18,7 @@ from mp_agent.backtest.log.training_log import ReadOptions
 from mp_agent.backtest.past_runs import Job, PastRuns, read_labels
 from mp_agent.backtest.readers.find import expand, format_names
 from mp_agent.errors import LogError, SettingError
-from mp_agent.output import refuse
+from mp_agent.output import keep_inputs, refuse
 from mp_agent.report.options import FiniteRange, Option, file_option
 from mp_agent.settings import load_settings
 
@@ -82,15 +82,20 @@ def past_runs(
     logs: Sequence[str],
     values: Sequence[Values],
     *,
+    outputs: Sequence[Path | None],
     step_seconds: float | None,
     labels_path: Path | None,
     processes: int | None,
     **reading: Any,
 ) -> PastRuns:
-    """Return what `log_options` name; exits where a log or the labels are not there."""
+    """Return what `log_options` name; exits where a log or the labels are not there.
+
+    outputs: what is to be written, which may be none of them.
+    """
     try:
-        labels = read_labels(labels_path) if labels_path else {}
         sources = list(expand(logs))
+        keep_inputs((labels_path, *(source.address for source in sources)), *outputs)
+        labels = read_labels(labels_path) if labels_path else {}
     except (LogError, OSError) as error:
         refuse(command, str(error))
     options = read_options(**{**reading, "log_format": reading["log_format"] or ""})

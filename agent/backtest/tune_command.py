@@ -81,7 +81,7 @@ def tune_command(
     labelled wrong are judged before and after: the proposal says how many of them it still finds.
     """
     values = values_of(assignments)
-    past = past_runs("tune", logs, (values,), **reading)
+    past = past_runs("tune", logs, (values,), outputs=(output, chart_values), **reading)
     # A run names its source without the credentials of the address.
     by_source = {shown_address(source.address): source for source in past.sources}
 

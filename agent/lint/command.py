@@ -18,7 +18,7 @@ from mp_agent.lint.report import github_lines, json_report, print_report, sarif_
 from mp_agent.lint.rules import BY_CODE, RULES
 from mp_agent.lint.runner import check_paths
 from mp_agent.lint.source import SourceText, decoded, encoding_of, read_bytes
-from mp_agent.output import Console, write_whole
+from mp_agent.output import Console, keep_inputs, write_whole
 
 
 def apply_fixes(findings: Iterable[CodeFinding]) -> Mapping[str, int]:
@@ -136,6 +136,7 @@ def check_command(
     if explain is not None:
         click.echo(_explanation(explain))
         return
+    keep_inputs(paths, output)
     try:
         report = check_paths(paths or (".",), select=select, ignore=ignore, jobs=jobs)
         if fix:

@@ -17,7 +17,7 @@ from mp_agent.errors import AdviceError, CompareError, SourceError
 from mp_agent.inputs.files import parse_json, read_text
 from mp_agent.lint.rules.reinforcement import REINFORCEMENT_IN_BF16
 from mp_agent.lint.script import check_script
-from mp_agent.output import Console, write_whole
+from mp_agent.output import Console, keep_inputs, write_whole
 from mp_agent.plan.comparison.model import TOLERANCE, PrecisionReport
 from mp_agent.plan.comparison.report import print_report
 from mp_agent.plan.evaluation.model import FORMAT, PlanEvaluation, excluded_by
@@ -132,6 +132,7 @@ def compare_command(
     (`http://host:9464`, `…/?run=NAME` where there are several); with --prometheus, their names.
     With --baseline, TARGET is one recorded run, and the exit code is 1 where it differs.
     """
+    keep_inputs((target, other, _script_of(target)), page)
     shown: dict[str, Any] = {"rows": rows, "as_document": as_document, "page": page}
     with running_own_code("compare"):
         if gradients:
@@ -263,6 +264,7 @@ def recommend_command(
     returns (model, batch) or (model, batch, loss), as for `mp-agent compare`; a DataLoader or an
     iterator in place of the batch gives one batch per step.
     """
+    keep_inputs((_script_of(target), *evaluation_paths), output, code_path)
     with running_own_code("recommend"):
         require_torch()
         model, batch, loss = _training_target(target)
@@ -316,10 +318,15 @@ def _excluded(path: Path, goal: str) -> Iterator[tuple[str, str]]:
 
 def _is_reinforcement(target: str) -> bool:
     """Return whether check finds reinforcement learning in BF16 in the target's script."""
-    path = target.rpartition(":")[0]
+    path = _script_of(target)
     if not Path(path).is_file():
         return False
     return REINFORCEMENT_IN_BF16.code in check_script(path).counts()
+
+
+def _script_of(target: str) -> str:
+    """Return the part of a target that may be a file."""
+    return target.rpartition(":")[0]
 
 
 def _training_target(target: str) -> tuple[Any, Any, Any]:
@@ -376,6 +383,7 @@ def evaluate_command(
     weights and see the same batches and random numbers; the optimizer is AdamW. A plan that was
     recommended and does not hold gives way to the next one, which is measured in its place.
     """
+    keep_inputs((_script_of(target),), output, page)
     with running_own_code("evaluate"):
         require_torch()
         found = _evaluate(target, _given_plan(plan_path, precision), goal, **options)

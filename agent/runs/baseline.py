@@ -25,7 +25,7 @@ from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.commands.flight import evidence_at
 from mp_agent.node.flight.replay import merged_items
 from mp_agent.node.run.state import StepIngest
-from mp_agent.output import Console, refuse, write_whole
+from mp_agent.output import Console, keep_inputs, refuse, write_whole
 from mp_agent.records.baseline import (
     GRAD_NORM,
     QUANTITIES,
@@ -377,6 +377,7 @@ def save_command(runs: tuple[str, ...], output: Path) -> None:
     RUNS are flight records, or directories of runs in shared memory; several records of one run
     count as one each. Two runs with different seeds make narrower and truer bands than one.
     """
+    keep_inputs(runs, output)
     settings, _ = load_settings()
     try:
         good = [good_run(evidence_at(Path(run), settings)) for run in runs]

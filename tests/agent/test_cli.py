@@ -171,3 +171,38 @@ def test_an_option_with_a_number_takes_neither_nan_nor_infinity(arguments, value
     result = CliRunner().invoke(main, [*arguments, value, __file__])
     assert result.exit_code == 2
     assert f"Invalid value for '{arguments[1]}'" in result.output
+
+
+@each(
+    "arguments",
+    [
+        ("check", "PATH", "--output", "PATH"),
+        ("backtest", "PATH", "--html", "PATH"),
+        ("tune", "PATH", "--output", "PATH"),
+        ("tune", "PATH", "--chart-values", "PATH"),
+        ("tune", "PATH.csv", "--labels", "PATH", "--output", "PATH"),
+        ("postmortem", "PATH", "--html", "PATH"),
+        ("postmortem", "PATH.csv", "--gpu-errors", "PATH", "--html", "PATH"),
+        ("compare", "PATH", "PATH.csv", "--html", "PATH"),
+        ("compare", "PATH.csv", "PATH", "--html", "PATH"),
+        ("compare", "PATH:make", "--html", "PATH"),
+        ("baseline", "save", "PATH", "--output", "PATH"),
+        ("recommend", "PATH:make", "--output", "PATH"),
+        ("recommend", "PATH:make", "--code", "PATH"),
+        ("recommend", "PATH.py:make", "--evaluation", "PATH", "--output", "PATH"),
+        ("evaluate", "PATH:make", "--output", "PATH"),
+        ("evaluate", "PATH:make", "--html", "PATH"),
+    ],
+)
+def test_no_command_writes_its_output_over_what_it_reads(arguments, tmp_path) -> None:
+    read = tmp_path / "input"
+    read.write_text("step,loss\n1,2.0\n2,1.0\n")
+    (tmp_path / "input.csv").write_text(read.read_text())
+    link = tmp_path / f"link {len(os.listdir(tmp_path))}"
+    link.symlink_to(read)
+    *inputs, output = (one.replace("PATH", str(read)) for one in arguments)
+    for written in (output, str(link)):
+        done = CliRunner().invoke(main, [*inputs, written])
+        assert done.exit_code == 2, done.output
+        assert f"{written} cannot be written: it is what is read" in done.output
+    assert read.read_text() == "step,loss\n1,2.0\n2,1.0\n"

@@ -24,7 +24,7 @@ from mp_agent.inputs.files import limit_resources, printable
 from mp_agent.node.flight.job import FlightJob, evidence_of_rings, newest_sequence, read_rank_logs
 from mp_agent.node.flight.replay import judged
 from mp_agent.node.flight.service import DumpRequest, pop_answer, write_request
-from mp_agent.output import refuse
+from mp_agent.output import keep_inputs, refuse
 from mp_agent.records.flight import FlightRequest
 from mp_agent.report.options import json_option, page_option, show
 from mp_agent.ring import locations
@@ -96,6 +96,7 @@ def postmortem_command(
     PATH is a flight record (its directory, or one node's file), the directory of all records of a
     run, or the directory of a dead run in shared memory.
     """
+    keep_inputs((path, *error_files), page)
     settings, _ = load_settings()
     try:
         analysis = analyse_path(path, settings, assignments, error_files)
