@@ -404,8 +404,8 @@ def _given_plan(path: Path | None, precision: str | None) -> PrecisionPlan | Non
         raise AdviceError("--plan and --precision: give one of them")
     if path is not None:
         try:
-            return plan_of_json(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
+            return plan_of_json(read_text(path))
+        except OSError as error:
             raise AdviceError(f"{path}: cannot be read: {error}") from error
     if precision is None:
         return None

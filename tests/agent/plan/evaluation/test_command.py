@@ -1,6 +1,7 @@
 """The command as it is typed: plans, table, JSON, page, exit codes."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,12 @@ def test_a_plan_that_is_nested_too_deeply_is_named(script, tmp_path):
     (path := tmp_path / "plan.json").write_text("[" * 100_000)
     done = run(f"{script}:make_model", "--plan", str(path))
     assert done.exit_code == 2 and "plan: the JSON is nested too deeply" in done.output
+
+
+def test_a_plan_that_is_no_file_to_read_is_not_waited_for(script, tmp_path):
+    os.mkfifo(path := tmp_path / "plan.json")
+    done = run(f"{script}:make_model", "--plan", str(path))
+    assert done.exit_code == 2 and "plan.json: cannot be read: " in done.output
 
 
 def test_a_plan_that_does_not_hold_gives_way_to_the_next_one(script, tmp_path):
