@@ -20,10 +20,11 @@ from mp_agent.output import Console, refuse
 
 CRASHED = 3
 """Exit status where code of the user's own raised: 1 is a verdict, 2 a wrong use."""
+_OURS = str(Path(__file__).absolute().parents[1])
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 _OF_OTHERS = tuple(
     str(Path(path).absolute())
-    for path in (*map(sysconfig.get_paths().get, _LIBRARIES), Path(__file__).parents[1])
+    for path in (*map(sysconfig.get_paths().get, _LIBRARIES), _OURS)
     if path
 )
 """Where Python, installed packages and mp_agent itself are."""
@@ -33,7 +34,8 @@ _OF_OTHERS = tuple(
 def running_own_code(command: str) -> Iterator[None]:
     """End a command with 2 where it is used wrongly, with 3 where the user's own code raises.
 
-    Of such an exception its frames in that code are shown, without mp_agent's and the libraries'.
+    Of such an exception its frames in that code are shown, without mp_agent's and the libraries';
+    of a model that is a library's alone, the library's.
     """
     try:
         yield
@@ -43,6 +45,7 @@ def running_own_code(command: str) -> Iterator[None]:
         frames = _own_frames(error)
         if isinstance(error, RecursionError) and not (frames and frames[-1] in frames[:-1]):
             refuse(command, CompareError("what the model takes or returns is nested too deeply"))
+        frames = frames or _model_frames(error)
         if not frames:
             raise
         lines = [
@@ -58,6 +61,14 @@ def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the frames of an exception that are in the user's code, the innermost last."""
     frames = traceback.extract_tb(error.__traceback__)
     return [frame for frame in frames if Path(frame.filename).is_file() and _is_own(frame.filename)]
+
+
+def _model_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames of an exception from the call of a model on, if a library raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [number for number, frame in enumerate(frames) if frame.filename.startswith(_OURS)]
+    rest = frames[ours[-1] + 1 :] if ours else []
+    return rest if any(frame.name == "forward" for frame in rest) else []
 
 
 def _is_own(file: str) -> bool:

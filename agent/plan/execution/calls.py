@@ -1,5 +1,6 @@
 """The calls of a model's modules on one side, each stopped at its begin and its end."""
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -207,8 +208,20 @@ def loss_of(loss: Any) -> Loss:
     if isinstance(loss, nn.Module):
         return _Criterion(loss)
     if callable(loss):
+        _check_arguments(loss)
         return loss  # type: ignore[no-any-return]
     raise CompareError(f"loss: {loss!r} is neither a function, a module nor None")
+
+
+def _check_arguments(loss: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):
+        return  # one of C's may have none
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise CompareError(f"loss: is called with the model and a batch: {error}") from error
 
 
 def called(model: nn.Module, batch: Any) -> Any:

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from mp_agent.cli import main
+from tests.subtests import each
 
 SCRIPT = """
 import torch
@@ -62,6 +63,12 @@ def prints():
 
 def nested():
     return Holds(Deep()), (torch.zeros(8, 4), torch.zeros(8, 2)), nn.MSELoss()
+
+def of_torch_alone():
+    return nn.Linear(4, 2), (torch.zeros(8, 5), torch.zeros(8, 2)), nn.MSELoss()
+
+def with_a_loss_of_outputs():
+    return nn.Linear(4, 2), torch.zeros(8, 4), lambda outputs: outputs.sum()
 
 def breaks_in_forward():
     return Broken(), (torch.randn(8, 4), torch.randint(0, 2, (8,))), nn.CrossEntropyLoss()
@@ -120,6 +127,7 @@ def test_a_precision_that_is_required_decides_the_exit_code(script):
         ("/nothing.py:make", "/nothing.py: no such file"),
         ("no_such_module:make", "no_such_module: no such module"),
         ("{script}", "is no script.py:function"),
+        ("{script}:with_a_loss_of_outputs", "loss: is called with the model and a batch: too many"),
         ("{script}:nested", "what the model takes or returns is nested too deeply"),
     ],
 )
@@ -146,6 +154,14 @@ def test_code_of_the_user_that_raises_is_told_apart_and_shown_alone(
     assert line in done.stderr and error in done.stderr
     files = [line.split('"')[1] for line in done.stderr.splitlines() if line.startswith("  File")]
     assert files and set(files) == {script}
+
+
+@each("command", ["compare", "recommend", "evaluate"])
+def test_a_model_that_is_torchs_alone_is_told_apart_too(script, command):
+    done = CliRunner().invoke(main, [command, f"{script}:of_torch_alone"])
+    assert done.exit_code == 3, done.output
+    assert "the code under test raised an exception" in done.stderr
+    assert "shapes cannot be multiplied" in done.stderr and "mp_agent/" not in done.stderr
 
 
 @pytest.mark.slow
