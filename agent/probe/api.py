@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn, optim
 
+from mp_agent.errors import SettingError
 from mp_agent.probe.attachment import Attachment
 from mp_agent.probe.instruments.tensors import tensor_collections
 from mp_agent.probe.placement import declarations
@@ -62,6 +63,8 @@ def _init(
         members = members_of(process_group, named=bool(arguments.get("run")))
         if members is None:
             return
+    if settings.enabled and not isinstance(model, nn.Module | None):
+        raise SettingError(f"model has value {model!r}: must be a module")
     if not settings.enabled or not _make_way(arguments):
         return
     agrees = settings.guard or settings.reduction == "process_group"

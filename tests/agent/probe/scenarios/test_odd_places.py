@@ -42,7 +42,12 @@ class Unshowable:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("exporters", "[" * 3000), ("run", Unshowable()), ("thresholds", {"a": [[[[[[1]]]]]]})],
+    [
+        ("exporters", "[" * 3000),
+        ("model", "a name"),
+        ("run", Unshowable()),
+        ("thresholds", {"a": [[[[[[1]]]]]]}),
+    ],
 )
 def test_a_wrong_argument_is_refused_by_name_however_odd_it_is(name, value):
     with pytest.raises(SettingError, match=name):
