@@ -25,6 +25,10 @@ from mp_agent.probe.step.thread_progress import ThreadProgress
 from mp_agent.records.columns import NOTHING_LOADED, RESUMED_WITHOUT_STATE, SCHEDULE_BEHIND
 from mp_agent.records.steps import Phase
 
+_LEAD_MAX = 2**53
+"""Beyond it there are integers that no float is equal to, and soon none that a record can hold."""
+STEP_TOO_LARGE = "a step number of the trainer's beyond 2**53"
+
 
 @dataclass(slots=True)
 class _UnmatchedState:
@@ -176,7 +180,7 @@ class TrackerContext:
         """Learn the trainer's number of step `sequence`, the next one of an optimizer."""
         if (optimizer := watched.optimizer) is not None:
             self.trainer_step.inspect(optimizer, sequence)
-            self.recorder.trainer_lead = self.trainer_step.lead
+            self.update_trainer_lead()
             if sequence == STATE_KNOWN_STEP:
                 self._note_beginning(watched)
 
@@ -197,5 +201,9 @@ class TrackerContext:
             watched.mode.given(model, trained_before=False, held=plan.identities)
 
     def update_trainer_lead(self) -> None:
-        """Let records carry the trainer's step number as it is known now."""
-        self.recorder.trainer_lead = self.trainer_step.lead
+        """Let records carry the trainer's step number as it is known now, if they can hold it."""
+        lead = self.trainer_step.lead
+        if abs(lead) <= _LEAD_MAX:
+            self.recorder.trainer_lead = lead
+        else:
+            self.note_unsupported(STEP_TOO_LARGE)

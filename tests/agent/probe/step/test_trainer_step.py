@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from mp_agent.probe.tracker.context import STEP_TOO_LARGE
 from tests.agent.probe.small_model import make_loss, make_model
 
 
@@ -72,6 +73,17 @@ class TestFromTheOptimizer:
         watched.probe.observe(step=1000)
         train(model, optimizer, 2)
         assert steps_of(watched) == [1000, 1001]
+
+    def test_a_number_that_no_record_can_hold_costs_itself_alone(self, watch):
+        watched, model = watch(), make_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        watched.probe.observe(step=10**30)
+        train(model, optimizer, 2)
+        watched.probe.observe(step=1000)
+        train(model, optimizer, 1)
+        assert steps_of(watched) == [1, 2, 1000]
+        assert watched.state().unsupported == (STEP_TOO_LARGE,)
+        assert watched.state().probe_errors == 0
 
 
 class TestFromTheScheduler:
