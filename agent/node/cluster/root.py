@@ -95,6 +95,8 @@ class RootMerger:
         self._families = families
         self._grace_seconds = grace_seconds
         self._retired_sessions = frozenset(retired_sessions)
+        self._retired_heard: dict[str, float] = {}
+        """When each of them was first heard of in this attempt."""
         self._base = (closed_sequence, closed_layers_sequence)
         open_at_most = max(_OPEN_STEPS_MIN, _OPEN_RANKS_MAX // world_size)
         self.steps: Assembler[None] = Assembler(
@@ -152,7 +154,7 @@ class RootMerger:
         self.nodes.check(report, now_seconds, own=own)
         node = self.nodes.get(report.node_rank)
         if node is None or node.report.session != report.session:
-            if report.session in self._retired_sessions:
+            if self._is_over(report.session, now_seconds):
                 return refusal(report, accepted=True)
             if node is not None and not own and not self.nodes.silent(node, now_seconds):
                 return refusal(report, accepted=False)
@@ -219,6 +221,17 @@ class RootMerger:
             self._own_ended_seconds = now_seconds
         waited_seconds = now_seconds - self._own_ended_seconds
         return reason if waited_seconds >= self._grace_seconds else EndReason.RUNNING
+
+    def _is_over(self, session: str, now_seconds: float) -> bool:
+        """Return whether a node's session is of an earlier attempt.
+
+        The root may have met it there because the node began this attempt first. Then its reports
+        go on; of one that is over there is at most one, that was long on its way.
+        """
+        if session not in self._retired_sessions:
+            return False
+        first_seconds = self._retired_heard.setdefault(session, now_seconds)
+        return now_seconds - first_seconds < self.nodes.silence_seconds
 
     def _note_tempo(self, position: int, now_seconds: float) -> None:
         if self._tempo is None or now_seconds == self._tempo[0]:

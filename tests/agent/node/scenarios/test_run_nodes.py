@@ -267,6 +267,29 @@ def test_a_report_that_was_long_on_its_way_does_not_count_in_a_later_attempt(nod
     assert values["records_dropped_total{0}"] == 0
 
 
+def test_a_node_that_begins_the_next_attempt_before_the_root_takes_part_in_it(nodes: Nodes):
+    """Where `root` is set, no request says that its reports are of the next one."""
+    for node in (nodes.root, nodes.other):
+        node.steps(3)
+    nodes.push()
+    for number, node in enumerate((nodes.other, nodes.root)):
+        for rank in node.ranks:
+            rank.kill()
+        node.start_ranks(attempt=1, created_unix_ns=9_000 + number)
+        node.steps(2)
+        nodes.push((number + 1) * (DEADLINE_SECONDS + 1.0))
+    last_seconds = 2 * (DEADLINE_SECONDS + 1.0)
+    for node in (nodes.root, nodes.other):
+        node.steps(3)
+    nodes.push(last_seconds + DEADLINE_SECONDS)
+    nodes.push(last_seconds + DEADLINE_SECONDS + 1.0)
+
+    values = shown(nodes.root.run)
+    assert values["step"] == 5
+    assert values["coverage_ratio"] == 1.0
+    assert not any(name.startswith("missing_rank_info") for name in values)
+
+
 def test_layers_that_every_rank_has_are_not_sent(nodes: Nodes):
     for node in (nodes.root, nodes.other):
         node.steps()
