@@ -1,6 +1,7 @@
 """Finds the rings of a run, distinguishes its attempts, and refuses those of another job."""
 
 import logging
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -26,10 +27,7 @@ class RingFinder:
 
     def new_rings(self) -> Iterator[tuple[Path, RingReader]]:
         """Yield the rings that appeared since the last call."""
-        found = locations.find_rings(self._run_dir)
-        # A program that starts its ranks again and again uses the paths of removed rings again.
-        self._seen.intersection_update(found)
-        for path in found:
+        for path in locations.find_rings(self._run_dir):
             if path in self._seen:
                 continue
             try:
@@ -43,9 +41,16 @@ class RingFinder:
                 yield path, reader
             self._seen.add(path)
 
+    def forget_removed(self) -> None:
+        """Forget rings that are no longer there.
+
+        A program that starts its ranks again and again uses the paths of removed rings again.
+        """
+        self._seen = set(filter(os.path.exists, self._seen))
+
     @property
     def known(self) -> tuple[Path, ...]:
-        """The rings that were found, as far as they were still there at the last look."""
+        """The rings that were found, as far as they were not forgotten."""
         return tuple(self._seen)
 
     def has_new(self) -> bool:

@@ -239,6 +239,7 @@ class Run:
         self._fold_local(self._state.member.collect(now_seconds))
         self._fold_merged(self._state.member.merge())
         poll_name_conflicts(self._state, finish_attempt=self._finish_attempt)
+        self._finder.forget_removed()
         self._state.departed_ranks.update(self.attempt.sources, now_seconds)
         self._unwatched.check(self.name, self.attempt, now_seconds)
         self.conditions.publish_again()
@@ -318,7 +319,7 @@ class Run:
 
     @property
     def known_rings(self) -> tuple[Path, ...]:
-        """The rings that were found and are still there, refused ones included."""
+        """The rings that were found and not removed since, refused ones included."""
         return self._finder.known
 
     def remove_rings(self) -> None:

@@ -57,11 +57,10 @@ def test_each_of_many_starts_under_one_launcher_is_read(start_rank: StartRank, o
         rank = start_rank(launch=launch, created_unix_ns=1_000 + number)
         rank.steps(5)
         run.poll(0.0)
-        rank.end()
-        rank.kill()
-        run.poll(0.0)
         assert shown(run)["steps_total"] == 5 * (number + 1)
         assert run.known_rings == (rank.path,)
+        rank.end()
+        rank.kill()
 
 
 def test_ranks_that_come_back_under_other_numbers_are_the_next_attempt(
