@@ -75,15 +75,19 @@ class Training(NamedTuple):
     """Calls its argument once the gradients are there and unscaled, before it clips them."""
 
 
+class CausalLayer(nn.TransformerEncoderLayer):
+    """A layer in which no token sees those that follow."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        mask = nn.Transformer.generate_square_subsequent_mask(states.shape[1], states.device)
+        return super().forward(states, mask, is_causal=True)
+
+
 def make_model(shape: Shape) -> nn.Module:
     """Return a transformer, from tokens to logits."""
     layers: list[nn.Module] = []
     for _ in range(shape.layers):
-        layers.append(
-            nn.TransformerEncoderLayer(
-                shape.width, shape.heads, 4 * shape.width, 0.0, batch_first=True
-            )
-        )
+        layers.append(CausalLayer(shape.width, shape.heads, 4 * shape.width, 0.0, batch_first=True))
         if shape.experts:
             layers.append(Mixture(shape.width, shape.experts))
     embedding = nn.Embedding(shape.vocabulary, shape.width)

@@ -265,9 +265,47 @@ PADDING_IN_TARGETS = loop_mistake(
 )
 
 
+TARGETS_SEEN = loop_mistake(
+    "targets seen",
+    name="MpAgentTargetsSeen",
+    summary="A language model attends to the tokens that it is to predict: no causal mask.",
+    meaning="At each position the model sees the token that is its target, and learns to copy it: "
+    "the loss falls to nearly 0, far below what a text allows, and the model generates nothing of "
+    "use, since there is nothing to copy then.",
+    confirm="Change the last token of an input, and compare the outputs at the positions before "
+    "it: they are to stay as they were.",
+    remedies=(
+        "Mask the tokens that follow: scaled_dot_product_attention(q, k, v, is_causal=True), or "
+        "mask=nn.Transformer.generate_square_subsequent_mask(T) for torch's layers, for which True "
+        "in a mask of booleans means what is not to be seen.",
+    ),
+    why="A mask of floats is added to the logits: one of 0 and 1 hides nothing.",
+    description="On {value|count} consecutive steps of run {run}, the targets of a cross-entropy "
+    "were the next of the tokens that the model embeds, and its self-attention went from each "
+    "token to the next one as well, in every layer that was looked at.",
+    quiet="a few steps with such attention",
+    harm="No state is damaged, but nothing useful is learned. Add the mask, and start again, "
+    "within the hour.",
+    reading="The number of consecutive steps, as of the last look at the loss, on every 17th.",
+    causes=(
+        "scaled_dot_product_attention, or a TransformerEncoder, without a mask, or with one of "
+        "padding alone.",
+        "A mask of 0 and 1 as floats, or one for the other convention: torch's layers and its "
+        "function of attention take booleans the other way round.",
+    ),
+    false_positives=(
+        "An autoencoder that embeds its tokens once, and gives them back, shifted, through a "
+        "bottleneck.",
+    ),
+    samples=("next_tokens",),
+    panels=(panels.LOSS,),
+)
+
+
 OF_LOSS = (
     LOSS_INPUT_MISMATCH,
     TARGETS_BROADCAST,
     TARGETS_MISALIGNED,
     PADDING_IN_TARGETS,
+    TARGETS_SEEN,
 )

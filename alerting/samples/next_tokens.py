@@ -1,4 +1,4 @@
-"""Give a language model the next tokens as targets, and none of the padding."""
+"""Give a language model the next tokens as targets, unseen, and none of the padding."""
 
 import torch
 from torch import Tensor
@@ -15,6 +15,11 @@ def next_token_loss(logits_BTV: Tensor, tokens_BT: Tensor, attention_mask_BT: Te
     )
 
 
+def causal_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Return what each position attends to, of itself and of those before it [B, H, T, D]."""
+    return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+
+
 if __name__ == "__main__":
     tokens_BT = torch.tensor([[5, 3, 8, 0, 0], [2, 7, 1, 4, 6]])
     mask_BT = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
@@ -23,3 +28,7 @@ if __name__ == "__main__":
     loss = next_token_loss(logits_BTV, tokens_BT, mask_BT)
     assert torch.isclose(loss, torch.tensor(10.0).log())
     print(f"cross-entropy of six targets: {loss:.3f}")
+    states = torch.randn(2, 1, 5, 4)
+    changed = torch.cat([states[:, :, :-1], torch.zeros(2, 1, 1, 4)], dim=2)
+    before, after = (causal_attention(each, each, each)[:, :, :-1] for each in (states, changed))
+    assert torch.equal(before, after)

@@ -327,6 +327,7 @@ def _step_values(rank: int, sequence: int, changes: Values) -> FloatArray:
         "clipped_by_shard": nan,
         "targets_misaligned": nan,
         "padding_in_targets": nan,
+        "targets_seen": nan,
         "evaluated_in_training": nan,
         "batch_norm_momentum": nan,
         "accumulation_bypassed": nan,

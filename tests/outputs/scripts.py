@@ -84,6 +84,7 @@ def _trouble(rank: int, sequence: int) -> Values:
             "clipped_by_shard": 1.0,
             "targets_misaligned": 1.0,
             "padding_in_targets": 1.0,
+            "targets_seen": 1.0,
             "evaluated_in_training": 1.0,
             "batch_norm_momentum": 1.0,
             "accumulation_bypassed": 1.0,

@@ -348,7 +348,7 @@ LOOP_MISTAKE_STEPS = gauge(
     "`clipping by shard`, `epoch repeated`, `seed repeated`, `batch norm momentum`, `betas "
     "swapped`, `evaluation in training mode`; by a look on every 17th step `FP16 without a loss "
     "scale`, `loss input mismatch`, `targets broadcast`, `loss in 16 bits`, `targets misaligned`, "
-    "`padding in targets`.",
+    "`padding in targets`, `targets seen`.",
     read=lambda run: {(mistake,): float(steps) for mistake, steps in run.loop.steps.items()},
 )
 AUTOCAST_FP32_SAMPLES = gauge(

@@ -37,6 +37,7 @@ from mp_agent.records.columns import (
     STEP_SCALED,
     TARGETS_BROADCAST,
     TARGETS_MISALIGNED,
+    TARGETS_SEEN,
 )
 from mp_agent.records.health import Learning, LoopMistakes
 from mp_agent.records.merged import MergedStep
@@ -365,6 +366,7 @@ MISTAKES: Mapping[str, str] = {
     LOSS_IN_16_BITS: "loss in 16 bits",
     TARGETS_MISALIGNED: "targets misaligned",
     PADDING_IN_TARGETS: "padding in targets",
+    TARGETS_SEEN: "targets seen",
     EVALUATED_IN_TRAINING: "evaluation in training mode",
     BATCH_NORM_MOMENTUM: "batch norm momentum",
     BETAS_SWAPPED: "betas swapped",

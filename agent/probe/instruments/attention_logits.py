@@ -1,4 +1,4 @@
-"""Calls of attention, and the logits of attention and of the output layer."""
+"""Calls of attention, the logits of attention and of the output layer, and which tokens it sees."""
 
 import pkgutil
 import sys
@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import has_torch_function
+
+from mp_agent.probe.step.loss_graph import PRODUCTS, SAME_NUMBERS, next_node, saved
 
 Seen = Callable[[FrameType, Sequence[Any], Mapping[str, Any]], None]
 """Called after a call, with the frame of the caller and the arguments."""
@@ -332,3 +334,126 @@ def _picked(counts: Sequence[int], offset: int) -> tuple[slice, ...]:
         at_most.append(left)
         left = max(1, left // min(count, left))
     return spread(counts, at_most, offset)
+
+
+_FUSED = {
+    "ScaledDotProductCudnnAttentionBackward0": "attn_bias",
+    "ScaledDotProductEfficientAttentionBackward0": "attn_bias",
+    "ScaledDotProductFlashAttentionBackward0": None,
+    "ScaledDotProductFlashAttentionForCpuBackward0": "attn_mask",
+}
+"""The nodes of torch's kernels of attention, with their name of the mask."""
+_SOFTMAX = ("SafeSoftmaxBackward0", "SoftmaxBackward0")
+_BATCHED = {"BaddbmmBackward0": 1, "BmmBackward0": 0}
+"""The nodes of products of queries and keys, with the place of the queries."""
+_PATH_NODES = 32
+_ANCESTORS = 1024
+_LAYERS = 2
+_MASKED_BELOW = -1e3
+"""What is added to the logit of a token that is not to be seen is less."""
+
+
+def attention_in(nodes: Sequence[Any]) -> Sequence[tuple[Any, Any]]:
+    """Return the nodes of attention, or of any softmax, with what multiplies its result."""
+    names = [node.name() for node in nodes]
+    named = list(zip(nodes, names, strict=True))
+    factors = {_source(node): node for node, name in named if name == "MulBackward0"}
+    kinds = (*_FUSED, *_SOFTMAX)
+    return [(node, factors.get(node)) for node, name in named if name in kinds]
+
+
+def next_seen(
+    attention: Iterable[tuple[Any, Any]], embedding: Any, length: int
+) -> Sequence[torch.Tensor]:
+    """Return where tokens see the next ones [..., T - 1], of layers of self-attention over all T.
+
+    attention: in the graph of a loss. embedding: the node of it that the tokens have come from.
+    """
+    found: list[torch.Tensor] = []
+    for node, product in attention:
+        seen = (
+            _seen_by_kernel(node, length)
+            if node.name() in _FUSED
+            else _seen_by_softmax(node, product, length)
+        )
+        if seen is not None and _is_of(_attended(node), embedding):
+            found.append(seen)
+            if len(found) == _LAYERS:
+                break
+    return found
+
+
+def _seen_by_kernel(node: Any, length: int) -> torch.Tensor | None:
+    query, key = saved(node, "query"), saved(node, "key")
+    if query is None or key is None or {query.shape[-2], key.shape[-2]} != {length}:
+        return None
+    name = _FUSED[node.name()]
+    mask = None if name is None else saved(node, name)
+    if mask is None or node._saved_is_causal:
+        return torch.full((1, length - 1), not node._saved_is_causal, device=query.device)
+    diagonal = mask.expand(*mask.shape[:-2], length, length).diagonal(1, -2, -1)
+    return diagonal if mask.dtype is torch.bool else diagonal > _MASKED_BELOW
+
+
+def _seen_by_softmax(node: Any, product: Any, length: int) -> torch.Tensor | None:
+    """product: what has multiplied the weights, by a mask or by dropout's; None without any."""
+    weights = saved(node, "result")
+    if weights is None or weights.dim() < 3 or weights.shape[-2:] != (length, length):
+        return None
+    seen = weights.diagonal(1, -2, -1) > 0  # a softmax gives what is masked exactly 0
+    if product is None:
+        return seen
+    factor = saved(product, "other" if next_node(product, 0) is node else "self")
+    if factor is None:
+        return None
+    return seen & (factor.expand_as(weights).diagonal(1, -2, -1) != 0)
+
+
+def _attended(node: Any) -> Any:
+    """Return what has made both queries and keys, directly or by a projection each; else None."""
+    place = 0
+    if node.name() not in _FUSED:
+        for _ in range(_PATH_NODES):
+            if node is None or node.name() in _BATCHED:
+                break
+            node = None if node.name() in PRODUCTS else _source(node)
+        if node is None or node.name() not in _BATCHED:
+            return None
+        place = _BATCHED[node.name()]
+    of_keys = set(_path(next_node(node, place + 1)))
+    return next((each for each in _path(next_node(node, place)) if each in of_keys), None)
+
+
+def _path(node: Any) -> Iterator[Any]:
+    """Yield what queries, or keys, were made of, back to what was projected."""
+    projected = False
+    for _ in range(_PATH_NODES):
+        if node is None or node.name() == "torch::autograd::AccumulateGrad":
+            return
+        yield node
+        if projected and node.name() not in SAME_NUMBERS:
+            return
+        projected = projected or node.name() in PRODUCTS
+        node = _source(node)
+
+
+def _source(node: Any) -> Any:
+    """Return what has made the first operand that needs gradients, of a linear layer its input."""
+    if node.name() == "AddmmBackward0":
+        return next_node(node, 1)
+    return next((each for each, _ in node.next_functions if each is not None), None)
+
+
+def _is_of(node: Any, embedding: Any) -> bool:
+    """Return whether a tensor was made from what an embedding has made."""
+    waiting, seen = [node], {node}
+    while waiting and len(seen) <= _ANCESTORS:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if node is embedding:
+            return True
+        found = [each for each, _ in node.next_functions if each not in seen]
+        seen.update(found)
+        waiting += reversed(found)
+    return False

@@ -1,4 +1,4 @@
-"""What is wrong with batches: what repeats in them, and targets that are no next tokens.
+"""What is wrong with batches: what repeats in them, and targets that are no next tokens, or seen.
 
 Batches are looked at in pairs of neighbouring steps, with one hook on the model that is gone after
 its first forward. The digest stays on the device of the batch, and goes the way of a loss from
@@ -22,10 +22,11 @@ from torch.utils.hooks import RemovableHandle
 
 from mp_agent.probe import accelerator
 from mp_agent.probe.accelerator import DeviceConstants, on_one_device
+from mp_agent.probe.instruments.attention_logits import attention_in, next_seen
 from mp_agent.probe.instruments.instrument import Instrument, PreForwardHook, Run
 from mp_agent.probe.scalars import Scalar, scalar_of
 from mp_agent.probe.step.data import Loaders, Seeds
-from mp_agent.probe.step.loss_graph import LIKELIHOODS, LOOK_INTERVAL_STEPS, nodes_near
+from mp_agent.probe.step.loss_graph import LIKELIHOODS, LOOK_INTERVAL_STEPS, nodes_near, saved
 from mp_agent.probe.step.open_step import OpenStep
 from mp_agent.records.columns import (
     BATCH_DIGEST,
@@ -38,6 +39,7 @@ from mp_agent.records.columns import (
     PADDING_IN_TARGETS,
     SEED_REPEATED,
     TARGETS_MISALIGNED,
+    TARGETS_SEEN,
 )
 
 _TENSORS = 4
@@ -250,12 +252,13 @@ class TokenTargets:
         if self._looks_without >= _LOOKS_WITHOUT:
             return {}
         losses = [node for node in nodes_near(roots) if node.name() in LIKELIHOODS]
-        pairs = [
-            pair
-            for tokens_BT, padding_index in _embedded(losses)
-            for node in losses
-            if (pair := _pair_of(node, tokens_BT, padding_index)) is not None
-        ]
+        sources = list(_sources(losses))
+        embeddings = list(islice(_embedded(sources), _EMBEDDINGS))
+        by_embedding = {
+            node: [pair for loss in losses if (pair := _pair_of(loss, tokens_BT, index))]
+            for node, tokens_BT, index in embeddings
+        }
+        pairs = [pair for found in by_embedding.values() for pair in found]
         self._looks_without = 0 if pairs else self._looks_without + 1
         if not pairs:
             return {}
@@ -266,19 +269,20 @@ class TokenTargets:
         misaligned = torch.stack([each[1] for each in shares]).any() & (most_next < _OTHERS)
         padded = torch.stack([each[2] for each in shares]).any()
         found = {TARGETS_MISALIGNED: misaligned, PADDING_IN_TARGETS: padded}
+        if (seen := _seen(by_embedding, sources)) is not None:
+            found[TARGETS_SEEN] = seen
         flags = {column: scalar_of(flag.double()) for column, flag in found.items()}
         return {column: flag for column, flag in flags.items() if flag is not None}
 
 
-def _embedded(losses: Sequence[Any]) -> Iterator[tuple[torch.Tensor, int | None]]:
-    """Yield the tokens [B, T] that the losses were computed from, with the index of padding."""
-    embeddings = (each for each in _sources(losses) if each.name() == "EmbeddingBackward0")
-    for node in islice(embeddings, _EMBEDDINGS):
-        tokens = _saved(node, "indices")
+def _embedded(sources: Iterable[Any]) -> Iterator[tuple[Any, torch.Tensor, int | None]]:
+    """Yield nodes of embeddings with their tokens [B, T], and the index of padding."""
+    for node in sources:
+        tokens = saved(node, "indices") if node.name() == "EmbeddingBackward0" else None
         if tokens is not None and 1 <= tokens.dim() <= 2:
             index = int(node._saved_padding_idx)
             declared = 0 <= index < _NO_PADDING_INDEX
-            yield tokens if tokens.dim() == 2 else tokens[None], index if declared else None
+            yield node, tokens if tokens.dim() == 2 else tokens[None], index if declared else None
 
 
 def _sources(losses: Sequence[Any]) -> Iterator[Any]:
@@ -292,25 +296,12 @@ def _sources(losses: Sequence[Any]) -> Iterator[Any]:
         waiting += reversed(found)
 
 
-def _saved(node: Any, name: str) -> torch.Tensor | None:
-    """Return a tensor that a node has kept; None if a hook would bring, or compute, it again.
-
-    Nor one that an earlier backward has freed. Nothing is caught here: a signal handler of the
-    script's may raise the same.
-    """
-    kept = getattr(node, f"_raw_saved_{name}", None)
-    if kept is None or getattr(kept, "unpack_hook", kept) is not None:
-        return None
-    found = kept.data
-    return found if type(found) is torch.Tensor else None  # no part of one on many ranks
-
-
 _Pair = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int | None]
 
 
 def _pair_of(node: Any, tokens_BT: torch.Tensor, padding_index: int | None) -> _Pair | None:
     """Return targets [B, S] of as many tokens, which of them count, the tokens, and the padding."""
-    targets = _saved(node, "target")
+    targets = saved(node, "target")
     rows, columns = tokens_BT.shape
     if targets is None or not rows or targets.device != tokens_BT.device:
         return None
@@ -348,6 +339,59 @@ def _shares(
     padded = padding_BT & counts_BS[:, : padding_BT.shape[1]]
     many = (following >= _NEXT) & (padded.sum() > _PADDING * counts_BS.sum())
     return following, others & enough, many & enough
+
+
+def _seen(pairs: Mapping[Any, Sequence[_Pair]], sources: Sequence[Any]) -> torch.Tensor | None:
+    """Return whether all attention over the tokens goes from each to the next, its target.
+
+    None where no attention is seen. Where several embeddings have such tokens, one may be that of
+    an encoder, which is to see them all.
+    """
+    attention = attention_in(sources)
+    matched: list[torch.Tensor] = []
+    seen: list[torch.Tensor] = []
+    for embedding, found in pairs.items():
+        upright = [pair[:3] for pair in found]
+        # The time may come first.
+        upright += [(pair[0].t(), pair[1].t(), pair[2].t()) for pair in found if _is_even(pair)]
+        are_next = [_are_next(*each) for each in upright]
+        matched += [torch.stack(are_next).any()] if are_next else []
+        for (_, counts_BS, tokens_BT), is_next in zip(upright, are_next, strict=True):
+            if accelerator.is_on_host(is_next.device) and not is_next:
+                continue
+            layers = next_seen(attention, embedding, tokens_BT.shape[1])
+            if layers and layers[0].device == tokens_BT.device:
+                shares = [_share_of(each, counts_BS) for each in layers]
+                seen.append(is_next & (torch.stack(shares).amin() > _OTHERS))
+    if not seen:
+        return None
+    device = seen[0].device
+    only = torch.stack([each for each in matched if each.device == device]).sum() == 1
+    return torch.stack([each for each in seen if each.device == device]).any() & only
+
+
+def _is_even(pair: _Pair) -> bool:
+    return pair[0].shape == pair[2].shape
+
+
+def _are_next(
+    targets_BS: torch.Tensor, counts_BS: torch.Tensor, tokens_BT: torch.Tensor
+) -> torch.Tensor:
+    """Return whether all targets that count are the next tokens, which are not all the same."""
+    width = min(targets_BS.shape[1], tokens_BT.shape[1] - 1)
+    targets, counts = targets_BS[:, :width], counts_BS[:, :width]
+    others = ((targets != tokens_BT[:, 1 : 1 + width]) & counts).any()
+    same = ((targets == tokens_BT[:, :width]) & counts).sum()
+    return ~others & (counts.sum() >= _TARGETS_AT_LEAST) & (same < _OTHERS * counts.sum())
+
+
+def _share_of(seen: torch.Tensor, counts_BS: torch.Tensor) -> torch.Tensor:
+    """Return the share of the targets that a layer's attention sees, by any of its heads."""
+    rows, width = counts_BS.shape[0], min(counts_BS.shape[1], seen.shape[-1])
+    per_row = seen.numel() % (rows * seen.shape[-1]) == 0
+    seen_BS = seen.reshape(rows if per_row else 1, -1, seen.shape[-1]).any(1)[:, :width]
+    counts = counts_BS[:, :width]
+    return (seen_BS & counts).sum() / counts.sum().clamp(min=1)
 
 
 def _padding(

@@ -14,7 +14,7 @@ from mp_agent.records.columns import LOSS_IN_16_BITS, LOSS_INPUT_MISMATCH, TARGE
 
 LOOK_INTERVAL_STEPS = 17
 """Prime, so that it does not always meet what a script does on every so many steps."""
-_PRODUCTS = frozenset(("AddmmBackward0", "ConvolutionBackward0", "LinearBackward0", "MmBackward0"))
+PRODUCTS = frozenset(("AddmmBackward0", "ConvolutionBackward0", "LinearBackward0", "MmBackward0"))
 """Of linear layers and convolutions. Those of attention are in FP32 where its kernel wants them."""
 _IN_DOUBT = 0.5
 _NODES = 96
@@ -41,7 +41,7 @@ def _share(roots: object, at_most: int) -> float | None:
 def _product_formats(roots: object, at_most: int) -> Iterator[torch.dtype]:
     """Yield the formats of the results of products."""
     for node in _nodes(roots, at_most):
-        if node.name() in _PRODUCTS and (made := _results(node)):
+        if node.name() in PRODUCTS and (made := _results(node)):
             yield made[0].dtype
 
 
@@ -69,7 +69,7 @@ def is_scaled(roots: object) -> bool:
 def _is_multiplied(root: object) -> bool:
     node = getattr(root, "grad_fn", None)
     while node is not None and node.name() == "DivBackward0" and _has_constant(node):
-        node = _next(node, 0)
+        node = next_node(node, 0)
     return node is not None and node.name() == "MulBackward0" and _has_constant(node)
 
 
@@ -119,7 +119,7 @@ def nodes_near(roots: object, users: MutableMapping[Any, Any] | None = None) -> 
 
 _SOFTMAX = ("SoftmaxBackward0",)
 _PROBABILITIES = frozenset((*_SOFTMAX, "SigmoidBackward0"))
-_NO_LOGARITHMS = _PROBABILITIES | _PRODUCTS | {"ExpBackward0"}
+_NO_LOGARITHMS = _PROBABILITIES | PRODUCTS | {"ExpBackward0"}
 _REJECTED = {
     "LogSoftmaxBackward0": _PROBABILITIES,
     "BinaryCrossEntropyWithLogitsBackward0": _PROBABILITIES,
@@ -127,7 +127,7 @@ _REJECTED = {
     "NllLoss2DBackward0": _NO_LOGARITHMS,
 }
 """What none of these loss functions, or parts of them, is meant to be given."""
-_SAME_NUMBERS = frozenset(
+SAME_NUMBERS = frozenset(
     f"{name}Backward{variant}"
     for name in (
         *("Alias", "Clone", "_DDPSink", "Index", "Permute", "ReshapeAlias", "Select", "Slice"),
@@ -147,8 +147,8 @@ def _has_other_input(node: Any, nodes: Sequence[Any]) -> bool:
         return False
     source = _name_of_source(node, 0)
     # Next to logsumexp, nll_loss gathers the scores of the targets: both are cross-entropy.
-    gathers = source in _PRODUCTS and any(each.name() == "LogsumexpBackward0" for each in nodes)
-    by_hand = name == "LogSoftmaxBackward0" and _is_softmax_by_hand(_next(node, 0), node)
+    gathers = source in PRODUCTS and any(each.name() == "LogsumexpBackward0" for each in nodes)
+    by_hand = name == "LogSoftmaxBackward0" and _is_softmax_by_hand(next_node(node, 0), node)
     return by_hand or (source in _REJECTED[name] and not gathers)
 
 
@@ -156,16 +156,16 @@ def _is_softmax_by_hand(node: Any, softmax: Any) -> bool:
     """Return whether exponentials are divided by their sum along the dimension of `softmax`."""
     if node is None or node.name() != "DivBackward0":
         return False
-    exponentials, total = _next(node, 0), _next(node, 1)
+    exponentials, total = next_node(node, 0), next_node(node, 1)
     if total is not None and total.name() in ("UnsqueezeBackward0", "ExpandBackward0"):
-        total = _next(total, 0)
+        total = next_node(total, 0)
     if total is None or exponentials is None or total.name() != "SumBackward1":
         return False
-    of_sum, rank = _next(total, 0), len(_shape_of(node) or ())
+    of_sum, rank = next_node(total, 0), len(_shape_of(node) or ())
     same = of_sum is exponentials or (
         of_sum is not None
         and of_sum.name() == exponentials.name()
-        and _next(of_sum, 0) is _next(exponentials, 0)
+        and next_node(of_sum, 0) is next_node(exponentials, 0)
     )
     dimensions = [_wrapped(each, rank) for each in total._saved_dim or ()]
     return (
@@ -195,17 +195,17 @@ def _over_other_dimension(node: Any) -> bool | None:
     Of as many samples as classes a softmax along the samples may be meant: each is compared with
     all others.
     """
-    if node.name() not in LIKELIHOODS or (source := _next(node, 0)) is None:
+    if node.name() not in LIKELIHOODS or (source := next_node(node, 0)) is None:
         return None
     shape = _shape_of(source) or ()
     classes = min(1, len(shape) - 1)
-    if source.name() in _ARRANGED and (source := _next(source, 0)) is not None:
+    if source.name() in _ARRANGED and (source := next_node(source, 0)) is not None:
         whole, shape = shape, _shape_of(source) or ()
         if len(shape) < 3 or whole not in ((*shape[:2], 1, *shape[2:]), (*whole[:1], shape[-1])):
             return None
         classes = 1 if len(whole) > 2 else len(shape) - 1  # one that torch has added, or flattened
     if source is not None and source.name() == "LogBackward0":
-        source = _next(source, 0)
+        source = next_node(source, 0)
     if source is None or source.name() not in ("LogSoftmaxBackward0", *_SOFTMAX):
         return None
     if not shape:
@@ -224,12 +224,12 @@ def _is_divergence_of_softmax(node: Any) -> bool:
 
     Only the input needs gradients.
     """
-    difference = _next(node, 0) if node.name() in _REDUCED else None
-    if difference is None or difference.name() != "SubBackward0" or _next(difference, 0):
+    difference = next_node(node, 0) if node.name() in _REDUCED else None
+    if difference is None or difference.name() != "SubBackward0" or next_node(difference, 0):
         return False
-    product = _next(difference, 1)
+    product = next_node(difference, 1)
     is_product = product is not None and product.name() == "MulBackward0"
-    return is_product and not _next(product, 0) and _name_of_source(product, 1) in _SOFTMAX
+    return is_product and not next_node(product, 0) and _name_of_source(product, 1) in _SOFTMAX
 
 
 _LOSS_FUNCTIONS = frozenset(
@@ -268,9 +268,9 @@ def _first_term(roots: object, *, scaled: bool) -> Any:
     """Return what has made a loss, before constants divided it, and a scaler multiplied it."""
     node = getattr(_single(roots), "grad_fn", None)
     if node is not None and scaled and node.name() == "MulBackward0":
-        node = _next(node, 0)
+        node = next_node(node, 0)
     while node is not None and node.name() == "DivBackward0":
-        node = _next(node, 0)
+        node = next_node(node, 0)
     return node
 
 
@@ -335,7 +335,7 @@ def _broadcasts_targets(node: Any, users: Mapping[Any, Any]) -> bool:
     while source is not None and source.name() in ("ToCopyBackward0", "ExpandBackward0"):
         if source.name() == "ExpandBackward0":
             expanded = _shape_of(source)
-        source = _next(source, 0)
+        source = next_node(source, 0)
     # A parameter is no output: it may weight the columns of a matrix.
     if source is None or source.name() in ("UnsqueezeBackward0", "torch::autograd::AccumulateGrad"):
         return False
@@ -370,21 +370,35 @@ def _shape_of(node: Any) -> tuple[int, ...] | None:
     return tuple(found[0].shape) if found else None
 
 
+def saved(node: Any, name: str) -> torch.Tensor | None:
+    """Return a tensor that a node has kept; None if a hook would bring, or compute, it again.
+
+    Nor one that an earlier backward has freed. Nothing is caught here: a signal handler of the
+    script's may raise the same.
+    """
+    kept = getattr(node, f"_raw_saved_{name}", None)
+    if kept is None or getattr(kept, "unpack_hook", kept) is not None:
+        return None
+    found = kept.data
+    return found if type(found) is torch.Tensor else None  # no part of one on many ranks
+
+
 def _results(node: Any) -> Any:
     """Return what torch knows of the tensors that a node has made; not of those of all nodes."""
     return getattr(node, "_input_metadata", None)
 
 
-def _next(node: Any, place: int) -> Any:
+def next_node(node: Any, place: int) -> Any:
+    """Return what has made the operand at a place; None of a constant."""
     found = node.next_functions
     return found[place][0] if place < len(found) else None
 
 
 def _name_of_source(node: Any, place: int) -> str:
     """Return the name of what has computed the numbers that a node was given at a place."""
-    source = _next(node, place)
-    while source is not None and source.name() in _SAME_NUMBERS:
-        source = _next(source, 0)
+    source = next_node(node, place)
+    while source is not None and source.name() in SAME_NUMBERS:
+        source = next_node(source, 0)
     name = "" if source is None else str(source.name())
     if name in _CLAMPED and (clamped := _name_of_source(source, 0)) in _PROBABILITIES:
         return clamped

@@ -33,6 +33,7 @@ TARGETS_BROADCAST = "targets_broadcast"
 LOSS_IN_16_BITS = "loss_in_16_bits"
 TARGETS_MISALIGNED = "targets_misaligned"
 PADDING_IN_TARGETS = "padding_in_targets"
+TARGETS_SEEN = "targets_seen"
 EVALUATED_IN_TRAINING = "evaluated_in_training"
 BATCH_NORM_MOMENTUM = "batch_norm_momentum"
 BETAS_SWAPPED = "betas_swapped"
@@ -325,6 +326,12 @@ COMMON_STEP_COLUMNS = (
         "1 if, at the last look at the graph of the loss, more than a tenth of the targets of a "
         "cross-entropy of the next tokens were padding, by the attention mask, by the padding "
         "index of the embedding, or as rows end in it alone; absent if not",
+    ),
+    Column(
+        TARGETS_SEEN,
+        Algebra.MAX,
+        "1 if, at the last look at the graph of the loss, the targets of a cross-entropy were the "
+        "next tokens, and all attention over the tokens went from each to the next; absent if not",
     ),
     Column(
         EVALUATED_IN_TRAINING,

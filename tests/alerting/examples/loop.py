@@ -158,6 +158,13 @@ _PADDING = _lasting(
     "cross-entropy were padding: by the attention mask that the model is given, by the padding_idx "
     "of its embedding, or since rows end in it that have it nowhere else.",
 )
+_SEEN = _lasting(
+    "attention without a causal mask",
+    "targets seen",
+    "On 91 consecutive steps of run demo, the targets of a cross-entropy were the next of the "
+    "tokens that the model embeds, and its self-attention went from each token to the next one as "
+    "well, in every layer that was looked at.",
+)
 _EVALUATED = _lasting(
     "a validation without eval()",
     "evaluation in training mode",
@@ -248,6 +255,10 @@ EXAMPLES = {
     "MpAgentPaddingInTargets": Examples(
         firing=(_PADDING,),
         quiet=(_brief("a few steps with such targets", "padding in targets"),),
+    ),
+    "MpAgentTargetsSeen": Examples(
+        firing=(_SEEN,),
+        quiet=(_brief("a few steps with such attention", "targets seen"),),
     ),
     "MpAgentEvaluatedInTrainingMode": Examples(
         firing=(_EVALUATED,),

@@ -33,6 +33,7 @@ from mp_agent.records.columns import (
     STEP_SCALED,
     TARGETS_BROADCAST,
     TARGETS_MISALIGNED,
+    TARGETS_SEEN,
 )
 from mp_agent.records.steps import EndReason, Phase
 from mp_agent.records.tensor_collections import packed
@@ -993,6 +994,13 @@ FAULTS = (
         what="padding counts as a target",
         script=partial(_in_the_loop, column=PADDING_IN_TARGETS),
         expected={"MpAgentPaddingInTargets": "warning"},
+        minutes=35,
+    ),
+    Scenario(
+        name="targets-seen",
+        what="a language model has no causal mask",
+        script=partial(_in_the_loop, column=TARGETS_SEEN),
+        expected={"MpAgentTargetsSeen": "warning"},
         minutes=35,
     ),
     Scenario(

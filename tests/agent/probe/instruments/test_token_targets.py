@@ -1,4 +1,7 @@
-"""Targets of language models: next tokens, others, and padding, as the graph of a loss has them."""
+"""Targets of language models: next tokens, others, seen ones and padding, by the loss's graph."""
+
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -7,7 +10,7 @@ from torch.nn import functional as F
 
 from mp_agent.probe.instruments.batches import TokenTargets
 from mp_agent.probe.scalars import Scalar
-from mp_agent.records.columns import PADDING_IN_TARGETS, TARGETS_MISALIGNED
+from mp_agent.records.columns import PADDING_IN_TARGETS, TARGETS_MISALIGNED, TARGETS_SEEN
 from tests.subtests import each
 
 _TOKENS = 50
@@ -33,8 +36,9 @@ class Model(nn.Module):
             tokens_BT = F.pad(tokens_BT, (1, 0))[:, :-1]
         places = torch.arange(tokens_BT.shape[1])
         states = self.positions(places) + self.tokens(tokens_BT)
+        causal = nn.Transformer.generate_square_subsequent_mask(tokens_BT.shape[1])
         for block in self.blocks:
-            states = block(states)
+            states = block(states, src_mask=causal)
         logits: Tensor = self.head(states)
         return logits
 
@@ -235,6 +239,148 @@ def test_a_model_without_tokens_is_soon_not_searched_again(monkeypatch):
         targets.given(model, ())
         targets.mistakes_of(F.cross_entropy(model(torch.randn(4, 8)), torch.arange(4)))
     assert len(looks) == 3
+
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of queries, keys and values [B, H, T, D]."""
+
+
+class OwnAttention(nn.Module):
+    """A language model with attention by a function."""
+
+    def __init__(self, attention: Attention, *, packed: bool, time_first: bool = False) -> None:
+        super().__init__()
+        self.attention, self.packed, self.time_first = attention, packed, time_first
+        self.tokens, self.norm = nn.Embedding(_TOKENS, 16), nn.LayerNorm(16)
+        self.projections = nn.ModuleList(nn.Linear(16, 48 if packed else 16) for _ in range(3))
+        self.head = nn.Linear(16, _TOKENS)
+
+    def attend(self, queried: Tensor, seen: Tensor) -> Tensor:
+        states = self.norm(queried)
+        if self.packed and queried is seen:
+            parts = self.projections[0](states).chunk(3, dim=-1)
+        else:
+            others = states if queried is seen else seen
+            inputs = zip(self.projections, (states, others, others), strict=True)
+            parts = tuple(project(each)[..., :16] for project, each in inputs)
+        heads = [part.unflatten(-1, (2, 8)).transpose(1, 2) for part in parts]
+        return queried + self.attention(*heads).transpose(1, 2).flatten(2)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        states = self.tokens(tokens_BT)
+        states = states.transpose(0, 1) if self.time_first else states
+        states = self.attend(states, states)
+        logits: Tensor = self.head(states.transpose(0, 1) if self.time_first else states)
+        return logits
+
+
+def _by_hand(
+    mask: Tensor | None, queries: Tensor, keys: Tensor, values: Tensor, *, after: bool = False
+) -> Tensor:
+    logits = queries @ keys.transpose(-1, -2) / 8**0.5
+    if mask is not None and not after:
+        logits = logits.masked_fill(mask == 0, -1e9)
+    weights = F.dropout(logits.softmax(-1), 0.1) if mask is None else logits.softmax(-1)
+    return (weights * mask if mask is not None and after else weights) @ values
+
+
+def _rotated(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    angles = torch.arange(queries.shape[-2])[:, None] / torch.arange(1, 9)
+
+    def turned(each: Tensor) -> Tensor:
+        return each * angles.cos() + each.roll(4, -1) * angles.sin()
+
+    return F.scaled_dot_product_attention(turned(queries), turned(keys), values)
+
+
+_CAUSAL = torch.ones(_T, _T).tril()
+_UNPADDED = torch.ones(_B, 1, 1, _T, dtype=torch.bool)
+_SDPA = F.scaled_dot_product_attention
+_SEES_ALL: dict[str, Attention] = {
+    "torch's function": _SDPA,
+    "with dropout": partial(_SDPA, dropout_p=0.1),
+    "with a mask of 0 and 1": partial(_SDPA, attn_mask=_CAUSAL),
+    "with the other convention's mask": partial(_SDPA, attn_mask=_CAUSAL.T.bool()),
+    "with a mask of padding": partial(_SDPA, attn_mask=_UNPADDED),
+    "by hand": partial(_by_hand, None),
+    "with rotated positions": _rotated,
+}
+_SEES_THE_PAST: dict[str, Attention] = {
+    "torch's function": partial(_SDPA, is_causal=True),
+    "with dropout": partial(_SDPA, is_causal=True, dropout_p=0.1),
+    "with a mask of floats": partial(_SDPA, attn_mask=_CAUSAL.log()),
+    "with a mask of booleans": partial(_SDPA, attn_mask=_CAUSAL.bool()),
+    "with large numbers": partial(_SDPA, attn_mask=(1 - _CAUSAL) * -1e4),
+    "by hand": partial(_by_hand, _CAUSAL),
+    "by hand, masked after the softmax": partial(_by_hand, _CAUSAL, after=True),
+}
+
+
+@each("packed", [False, True])
+@each("attention", _SEES_ALL.items())
+def test_attention_that_sees_the_targets_is_found(attention, packed):
+    model = OwnAttention(attention[1], packed=packed)
+    assert _found(model, _next(model, _text())) == {TARGETS_SEEN: 1.0}
+
+
+@each("packed", [False, True])
+@each("attention", _SEES_THE_PAST.items())
+def test_attention_that_sees_the_past_alone_is_left_alone(attention, packed):
+    model = OwnAttention(attention[1], packed=packed)
+    assert _found(model, _next(model, _text())) == {}
+
+
+def test_attention_is_looked_at_where_the_time_comes_first():
+    text = _text(columns=_T + 1).T
+    for attention in (_SDPA, partial(_SDPA, is_causal=True)):
+        model = OwnAttention(attention, packed=True, time_first=True)
+        expected = {TARGETS_SEEN: 1.0} if attention is _SDPA else {}
+        assert _found(model, _mean(model(text[:-1]), text[1:])) == expected
+
+
+class Translation(OwnAttention):
+    """A decoder of its own tokens, and of encoded ones of the same length."""
+
+    def __init__(self, *, recurrent: bool) -> None:
+        super().__init__(_SDPA, packed=False)
+        self.recurrent = nn.GRU(16, 16, batch_first=True) if recurrent else None
+
+    def forward(self, tokens_BT: Tensor, source_BT: Tensor | None = None) -> Tensor:
+        encoded = self.tokens(_text().flip(0) if source_BT is None else source_BT)
+        encoded = self.attend(encoded, encoded)
+        states = self.tokens(tokens_BT)
+        if self.recurrent is None:
+            self.attention = partial(_SDPA, is_causal=True)
+            states = self.attend(states, states)
+            self.attention = _SDPA
+        else:
+            states = self.recurrent(states)[0]
+        logits: Tensor = self.head(self.attend(states, encoded))
+        return logits
+
+
+@each("recurrent", [False, True])
+@each("source", {"other tokens": _text().flip(0), "the same tokens": _text()}.items())
+def test_an_encoder_may_see_all_and_a_decoder_what_it_has_encoded(recurrent, source):
+    model = Translation(recurrent=recurrent)
+    loss = _mean(model(_text(), source[1])[:, :-1], _text()[:, 1:])
+    assert _found(model, loss) == {}
+
+
+@each(
+    "loss",
+    {
+        "of masked tokens": _masked,
+        "of one class per row": lambda model: F.cross_entropy(
+            model(_text()).mean(1), _text()[:, 0]
+        ),
+        "of other tokens": lambda model: _mean(model(_text()), _text().flip(0).flip(1)),
+        "of constant text": lambda model: _next(model, torch.full((_B, _T), 7)),
+    }.items(),
+)
+def test_other_targets_may_be_seen(loss):
+    model = OwnAttention(_SDPA, packed=True)
+    assert _found(model, loss[1](model)) == {}
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

@@ -30,6 +30,7 @@ from mp_agent.records.columns import (
     STEP_SCALED,
     TARGETS_BROADCAST,
     TARGETS_MISALIGNED,
+    TARGETS_SEEN,
 )
 from tests.agent.probe.ranks import run_ranks
 from tests.agent.probe.rings import RingContents, read_ring
@@ -63,6 +64,7 @@ _STREAKS = (
     PADDING_IN_TARGETS,
     TARGETS_BROADCAST,
     TARGETS_MISALIGNED,
+    TARGETS_SEEN,
     BATCH_NORM_MOMENTUM,
     BETAS_SWAPPED,
 )

@@ -28,6 +28,7 @@ from mp_agent.records.columns import (
     GRADIENT_COLUMN_NAMES,
     PADDING_IN_TARGETS,
     TARGETS_MISALIGNED,
+    TARGETS_SEEN,
 )
 from mp_agent.records.columns.gradients import FEW_WEIGHTS, STATE, WEIGHTS
 from mp_agent.records.steps import FloatArray
@@ -295,7 +296,9 @@ class Tokens(nn.Module):
         self.embedding, self.head = nn.Embedding(9, 4).to("meta"), nn.Linear(4, 9).to("meta")
 
     def forward(self, tokens_BT: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.embedding(tokens_BT))
+        heads = self.embedding(tokens_BT)[:, None]
+        weights = (heads @ heads.transpose(-1, -2)).softmax(-1)
+        logits: torch.Tensor = self.head((weights @ heads)[:, 0])
         return logits
 
 
@@ -313,7 +316,7 @@ def test_targets_and_tokens_are_compared_on_the_device(device_watch, nothing_com
     watched.probe.flush()
     contents = watched.read()
     assert contents.state.probe_errors == 0
-    for column in (TARGETS_MISALIGNED, PADDING_IN_TARGETS):
+    for column in (TARGETS_MISALIGNED, PADDING_IN_TARGETS, TARGETS_SEEN):
         assert not np.isnan(contents.column(column)[-1])
 
 
