@@ -290,6 +290,8 @@ TARGETS_SEEN = loop_mistake(
     causes=(
         "scaled_dot_product_attention, or a TransformerEncoder, without a mask, or with one of "
         "padding alone.",
+        "AutoModelForCausalLM of BERT, RoBERTa or another encoder without is_decoder=True, of "
+        "which Transformers only warns.",
         "A mask of 0 and 1 as floats, or one for the other convention: torch's layers and its "
         "function of attention take booleans the other way round.",
     ),
