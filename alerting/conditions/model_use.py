@@ -267,7 +267,7 @@ PADDING_IN_TARGETS = loop_mistake(
 
 TARGETS_SEEN = loop_mistake(
     "targets seen",
-    name="MpAgentTargetsSeen",
+    name="MpAgentCausalMaskMissing",
     summary="A language model attends to the tokens that it is to predict: no causal mask.",
     meaning="At each position the model sees the token that is its target, and learns to copy it: "
     "the loss falls to nearly 0, far below what a text allows, and the model generates nothing of "

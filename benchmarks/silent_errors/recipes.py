@@ -179,6 +179,34 @@ def targets_shifted_twice(wrong: bool) -> None:
         update(optimizer, functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
 
 
+class _Attending(nn.Module):
+    """Predicts each next token of tokens [B, T], by an attention that may see all of them."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(FEATURES, WIDTH), nn.Embedding(32, WIDTH)
+        self.products, self.head = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, FEATURES)
+        self.causal = causal
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        states = self.tokens(tokens_BT) + self.positions.weight[: tokens_BT.shape[1]]
+        split = self.products(states).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(*split, is_causal=self.causal)
+        logits: torch.Tensor = self.head(states + attended.transpose(1, 2).flatten(2))
+        return logits
+
+
+@silent_error("data")
+def no_causal_mask(wrong: bool) -> None:
+    """A language model has no causal mask, and sees the tokens that it is to predict."""
+    model = make_replicas(_Attending(causal=not wrong))
+    optimizer = make_sgd(model)
+    for _ in steps_of():
+        tokens = _sequences()
+        logits = model(tokens[:, :-1])
+        update(optimizer, functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
+
+
 @silent_error("data")
 def positions_of_packed_sequences(wrong: bool) -> None:
     """Positions go on from one packed sequence to the next, where each was to begin at 0."""

@@ -58,7 +58,7 @@ _SEVERITIES = {
     "MpAgentClippingOneByOne": (_W,),
     "MpAgentClippingByShard": (_W,),
     "MpAgentTargetsMisaligned": (_W,),
-    "MpAgentTargetsSeen": (_W,),
+    "MpAgentCausalMaskMissing": (_W,),
     "MpAgentPaddingInTargets": (_W,),
     "MpAgentEvaluatedInTrainingMode": (_W,),
     "MpAgentLossIn16Bits": (_W,),

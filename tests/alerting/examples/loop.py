@@ -256,7 +256,7 @@ EXAMPLES = {
         firing=(_PADDING,),
         quiet=(_brief("a few steps with such targets", "padding in targets"),),
     ),
-    "MpAgentTargetsSeen": Examples(
+    "MpAgentCausalMaskMissing": Examples(
         firing=(_SEEN,),
         quiet=(_brief("a few steps with such attention", "targets seen"),),
     ),

@@ -1000,7 +1000,7 @@ FAULTS = (
         name="targets-seen",
         what="a language model has no causal mask",
         script=partial(_in_the_loop, column=TARGETS_SEEN),
-        expected={"MpAgentTargetsSeen": "warning"},
+        expected={"MpAgentCausalMaskMissing": "warning"},
         minutes=35,
     ),
     Scenario(
