@@ -102,6 +102,15 @@ def find_rings(run_dir: Path) -> list[Path]:
     return [path for _, _, path in sorted(found)]
 
 
+def launch_origin(launch: str) -> str:
+    """Return the name under which the ranks of a launch first made rings.
+
+    Those that begin again, in the same processes or under a launcher that leaves no sign of it, add
+    a number to it.
+    """
+    return launch.partition("-")[0]
+
+
 def is_live(ring: Path) -> bool:
     """Return whether the process that writes a ring lives.
 
@@ -125,7 +134,7 @@ def other_jobs(run_dir: Path, identity: RankIdentity) -> list[str]:
     Never opens a ring of this launch: closing it would drop the lock of a rank in this process.
     """
     own = ring_path(run_dir, identity).parent
-    prefix = f"{_slug(identity.launch)}-"
+    prefix = f"{launch_origin(identity.launch)}-"
     others = {ring.parent for ring in find_rings(run_dir) if ring.parent != own}
     return [
         other.name

@@ -11,6 +11,7 @@ from mp_agent.errors import RingError
 from mp_agent.node.collect.attempt import LocalAttempt
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
+from mp_agent.ring.locations import launch_origin
 from mp_agent.ring.reader import RingReader
 
 log = logging.getLogger("mp_agent.node")
@@ -40,6 +41,10 @@ class RingFinder:
             else:
                 yield path, reader
             self._seen.add(path)
+
+    def forget(self, path: Path) -> None:
+        """Yield a ring again, as if it were new."""
+        self._seen.discard(path)
 
     def forget_removed(self) -> None:
         """Forget rings that are no longer there.
@@ -83,6 +88,8 @@ class LaunchStatus(Enum):
 
     PRESENT = auto()
     NEXT = auto()
+    NOT_YET = auto()
+    """The next attempt, while a rank has not left the current one."""
     NAME_CONFLICT = auto()
     """Another job of the same name, while the current one trains."""
     OVER = auto()
@@ -103,7 +110,9 @@ class Launches:
         if launch_of(rings) in self.known or _are_further_ranks(rings, attempt):
             return LaunchStatus.PRESENT
         if self._conflict(rings, attempt):
-            return LaunchStatus.NAME_CONFLICT
+            starts = {launch_origin(launch) for launch, _ in self.known}
+            again = launch_origin(rings[0][1].identity.launch) in starts
+            return LaunchStatus.NOT_YET if again else LaunchStatus.NAME_CONFLICT
         read = launch_of(rings) in self.read
         if made_unix_ns(rings) > self.newest_unix_ns or (
             not read and _are_successors(rings, attempt)

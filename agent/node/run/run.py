@@ -49,22 +49,29 @@ def admit(
     *,
     finish_attempt: Callable[[], None],
     lost: Mapping[Path, int] | None = None,
-) -> None:
+) -> bool:
     """Start to read the rings of one launch, unless it is already over or has to wait.
+
+    Returns False, with the rings closed, where they are to be opened again later: not of a job that
+    has waited, whose lost steps are counted.
 
     finish_attempt: accounts for the rest of the current attempt; called before the next one begins.
     lost: by ring, the step up to which its records count as lost and are not read.
     """
     if state.name_conflicts.join(rings):
-        return
-    lost = lost or {path: state.counted_conflicts.get(str(path), 0) for path, _ in rings}
+        return True
     status = state.launches.status_of(rings, state.attempt)
-    if status is LaunchStatus.NAME_CONFLICT:
+    if status is LaunchStatus.NOT_YET and lost is None:
+        for _, reader in rings:
+            reader.close()
+        return False
+    lost = lost or {path: state.counted_conflicts.get(str(path), 0) for path, _ in rings}
+    if status in (LaunchStatus.NAME_CONFLICT, LaunchStatus.NOT_YET):
         state.name_conflicts.add(rings, counted=lost)
-        return
+        return True
     if status is LaunchStatus.OVER:
         _discard(rings, state, lost)
-        return
+        return True
     if status is LaunchStatus.NEXT:
         finish_attempt()
         _begin_attempt(rings, state)
@@ -74,6 +81,7 @@ def admit(
     for path, reader in rings:
         begin = max(after, lost[path])
         state.attempt.add(RankSource(path, reader, after=begin, layers_after=layers_after))
+    return True
 
 
 def poll_name_conflicts(state: RunState, *, finish_attempt: Callable[[], None]) -> None:
@@ -235,7 +243,9 @@ class Run:
         """Read what is new in the rings, merge it, account for it and judge it."""
         self._now_seconds = now_seconds
         for rings in by_launch(self._finder.new_rings(), self._state.launches.known):
-            admit(rings, self._state, finish_attempt=self._finish_attempt)
+            if not admit(rings, self._state, finish_attempt=self._finish_attempt):
+                for path, _ in rings:
+                    self._finder.forget(path)
         self._fold_local(self._state.member.collect(now_seconds))
         self._fold_merged(self._state.member.merge())
         poll_name_conflicts(self._state, finish_attempt=self._finish_attempt)

@@ -4,6 +4,7 @@ import pytest
 
 from mp_agent.node.run import run as run_module
 from mp_agent.records.steps import EndReason
+from mp_agent.ring import locations
 from tests.agent.node.conftest import OpenRun, StartRank
 from tests.agent.node.shown import shown
 
@@ -61,6 +62,33 @@ def test_each_of_many_starts_under_one_launcher_is_read(start_rank: StartRank, o
         assert run.known_rings == (rank.path,)
         rank.end()
         rank.kill()
+
+
+def test_ranks_that_begin_again_one_after_the_other_are_no_other_job(
+    start_rank: StartRank, open_run: OpenRun, caplog: pytest.LogCaptureFixture
+):
+    """As after `shutdown()` and `init()` in each, where one saves a checkpoint in between."""
+    before = [start_rank(rank, world_size=2, launch="a") for rank in range(2)]
+    run = open_run()
+    for rank in before:
+        rank.steps(3)
+    run.poll(0.0)
+    before[0].end()
+    after = [start_rank(0, world_size=2, launch="a-1", created_unix_ns=9_000)]
+    assert not locations.other_jobs(run.run_dir, after[0].identity)
+    after[0].steps(2)
+    run.poll(1.0)
+    assert shown(run)["steps_total"] == 3
+    before[1].end()
+    after.append(start_rank(1, world_size=2, launch="a-1", created_unix_ns=9_001))
+    after[1].steps(2)
+    run.poll(2.0)
+    run.poll(3.0)
+
+    values = shown(run)
+    assert values["steps_total"] == 5
+    assert values["records_dropped_total{0}"] == 0
+    assert "another job" not in caplog.text
 
 
 def test_ranks_that_come_back_under_other_numbers_are_the_next_attempt(
