@@ -23,7 +23,7 @@ from mp_agent.node.run.launches import (
     launch_of,
     remove_ring,
 )
-from mp_agent.node.run.state import RunState, UnwatchedRanks
+from mp_agent.node.run.state import GRACE_SECONDS, RunState, UnwatchedRanks
 from mp_agent.node.run.views import (
     SCRIPT_FACT,
     ServiceCounts,
@@ -49,11 +49,12 @@ def admit(
     *,
     finish_attempt: Callable[[], None],
     lost: Mapping[Path, int] | None = None,
+    patient: bool = False,
 ) -> bool:
     """Start to read the rings of one launch, unless it is already over or has to wait.
 
-    Returns False, with the rings closed, where they are to be opened again later: not of a job that
-    has waited, whose lost steps are counted.
+    Returns False, with the rings closed, where they are to be opened again later. patient: wait
+    for ranks that have not left the current attempt; otherwise the launch counts as another job's.
 
     finish_attempt: accounts for the rest of the current attempt; called before the next one begins.
     lost: by ring, the step up to which its records count as lost and are not read.
@@ -61,7 +62,7 @@ def admit(
     if state.name_conflicts.join(rings):
         return True
     status = state.launches.status_of(rings, state.attempt)
-    if status is LaunchStatus.NOT_YET and lost is None:
+    if status is LaunchStatus.NOT_YET and patient:
         for _, reader in rings:
             reader.close()
         return False
@@ -135,6 +136,8 @@ class Run:
         self._finder = RingFinder(run_dir)
         self._unwatched = UnwatchedRanks()
         self._now_seconds = 0.0
+        self._late_seconds: float | None = None
+        """Since when the next attempt waits for ranks that have not left the current one."""
         self.flight_request: FlightRequest | None = None
         """The last record that the root requests of all nodes; received from it elsewhere."""
 
@@ -243,9 +246,14 @@ class Run:
         """Read what is new in the rings, merge it, account for it and judge it."""
         self._now_seconds = now_seconds
         for rings in by_launch(self._finder.new_rings(), self._state.launches.known):
-            if not admit(rings, self._state, finish_attempt=self._finish_attempt):
-                for path, _ in rings:
-                    self._finder.forget(path)
+            since_seconds = now_seconds if self._late_seconds is None else self._late_seconds
+            patient = now_seconds - since_seconds < GRACE_SECONDS
+            if admit(rings, self._state, finish_attempt=self._finish_attempt, patient=patient):
+                self._late_seconds = None
+                continue
+            self._late_seconds = since_seconds
+            for path, _ in rings:
+                self._finder.forget(path)
         self._fold_local(self._state.member.collect(now_seconds))
         self._fold_merged(self._state.member.merge())
         poll_name_conflicts(self._state, finish_attempt=self._finish_attempt)

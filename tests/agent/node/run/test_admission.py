@@ -3,6 +3,7 @@
 import pytest
 
 from mp_agent.node.run import run as run_module
+from mp_agent.node.run.state import GRACE_SECONDS
 from mp_agent.records.steps import EndReason
 from mp_agent.ring import locations
 from tests.agent.node.conftest import OpenRun, StartRank
@@ -89,6 +90,22 @@ def test_ranks_that_begin_again_one_after_the_other_are_no_other_job(
     assert values["steps_total"] == 5
     assert values["records_dropped_total{0}"] == 0
     assert "another job" not in caplog.text
+
+
+def test_a_rank_that_never_leaves_the_attempt_before_is_said_to_be_another_job(
+    start_rank: StartRank, open_run: OpenRun, caplog: pytest.LogCaptureFixture
+):
+    for rank in range(2):
+        start_rank(rank, world_size=2, launch="a")
+    run = open_run()
+    run.poll(0.0)
+    again = start_rank(0, world_size=2, launch="a-1", created_unix_ns=9_000)
+    again.steps(2)
+    for now_seconds in (1.0, 2.0, 2.0 + GRACE_SECONDS, 3.0 + GRACE_SECONDS):
+        assert "another job" not in caplog.text or now_seconds > GRACE_SECONDS
+        run.poll(now_seconds)
+    assert "another job" in caplog.text
+    assert shown(run)["records_dropped_total{0}"] == 2
 
 
 def test_ranks_that_come_back_under_other_numbers_are_the_next_attempt(
