@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -340,6 +340,11 @@ class ExpressionEvaluator(CallEvaluator):
     def _ImportFrom(self, node: ast.ImportFrom, frame: FunctionScope) -> None:
         for alias in node.names:
             base = node.module or ""
+            if alias.name == "*":
+                owner = self.resolved(self.imported(base, node.level, frame))
+                if owner.kind is ValueKind.MODULE and owner.module is not None:
+                    frame.names.update(_exported(self.environment(owner.module)))
+                continue
             full = f"{base}.{alias.name}" if base else alias.name
             value = self.imported(full, node.level, frame)
             if value.name.startswith("torch."):
@@ -368,6 +373,15 @@ class ExpressionEvaluator(CallEvaluator):
             value = self.evaluate(decorator, frame)
             if value.kind is ValueKind.EXTERNAL and value.name.startswith(_DEPRECATED_DECORATORS):
                 self.record(value.name, Place(frame.module, decorator))
+
+
+def _exported(names: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the names that `from module import *` brings."""
+    listed = names.get("__all__")
+    if listed is None:
+        return {name: value for name, value in names.items() if not name.startswith("_")}
+    meant = {item.constant for item in listed.items}
+    return {name: value for name, value in names.items() if name in meant}
 
 
 def element(over: Value, place: Place) -> Value:

@@ -68,6 +68,38 @@ def test_names_re_exported_by_a_package_are_followed(tmp_path: Path) -> None:
     ) == {"MP105": 1, "MP110": 1}
 
 
+_COMMON = "import torch.nn.functional as F\nfrom torch import nn\n\n_bce = F.binary_cross_entropy\n"
+_STAR = """\
+from common import *
+import torch
+
+
+def step(model, x, y):
+    with torch.autocast("cuda"):
+        return {loss}(model(x), y)
+
+
+norm = nn.BatchNorm2d(8, momentum=0.99)
+"""
+
+
+def test_all_names_of_a_module_of_the_project_may_be_imported(tmp_path: Path) -> None:
+    main = _STAR.format(loss="F.binary_cross_entropy")
+    assert counts(tmp_path, common=_COMMON, main=main) == {"MP104": 1, "MP216": 1}
+    listed = _COMMON + '__all__ = ["nn"]\n'
+    assert counts(tmp_path, common=listed, main=main) == {"MP216": 1}
+    private = _STAR.format(loss="_bce")
+    assert counts(tmp_path, common=_COMMON, main=private) == {"MP216": 1}
+    listed = _COMMON + '__all__ = ("nn", "_bce")\n'
+    assert counts(tmp_path, common=listed, main=private) == {"MP104": 1, "MP216": 1}
+
+
+def test_modules_that_import_all_names_of_each_other_do_no_harm(tmp_path: Path) -> None:
+    circle = _COMMON + "from main import *\nfrom common import *\n"
+    main = _STAR.format(loss="F.binary_cross_entropy")
+    assert counts(tmp_path, common=circle, main=main) == {"MP104": 1, "MP216": 1}
+
+
 def test_a_context_manager_of_the_project_that_yields_under_autocast_counts(tmp_path: Path) -> None:
     assert counts(
         tmp_path,
