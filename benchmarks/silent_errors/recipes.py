@@ -190,8 +190,8 @@ class _Attending(nn.Module):
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         states = self.tokens(tokens_BT) + self.positions.weight[: tokens_BT.shape[1]]
-        split = self.products(states).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
-        attended = functional.scaled_dot_product_attention(*split, is_causal=self.causal)
+        query, key, value = self.products(states).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         logits: torch.Tensor = self.head(states + attended.transpose(1, 2).flatten(2))
         return logits
 
