@@ -67,8 +67,10 @@ def moment(time_unix_seconds: float | None) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a count with its noun: `1 file`, `2 files`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    """Return a count with its noun: `1 file`, `2 files`, `3 entries`."""
+    if count == 1:
+        return f"{count} {noun}"
+    return f"{count} {noun[:-1]}ies" if noun.endswith("ry") else f"{count} {noun}s"
 
 
 def finite(values: Sequence[float | None]) -> list[float | None]:

@@ -22,6 +22,7 @@ from mp_agent.backtest.log.columns import (
 )
 from mp_agent.backtest.log.training_log import Point
 from mp_agent.errors import LogError
+from mp_agent.report.numbers import counted
 
 _LOSS = "loss"
 EPOCH = "epoch"
@@ -213,10 +214,10 @@ class Problems:
 
     def messages(self) -> list[str]:
         """Return the notes."""
-        return [
-            *self.notes,
-            *([f"{self.more} more {self.unit}s are left out"] if self.more else []),
-        ]
+        if not self.more:
+            return self.notes
+        verb = "is" if self.more == 1 else "are"
+        return [*self.notes, f"{counted(self.more, f'more {self.unit}')} {verb} left out"]
 
 
 def points_of_rows(

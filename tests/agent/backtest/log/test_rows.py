@@ -5,7 +5,7 @@ from math import inf, isnan
 import pytest
 
 from mp_agent.backtest.log.columns import choose_columns, number
-from mp_agent.backtest.log.rows import Problems, numbered, points_of_rows
+from mp_agent.backtest.log.rows import NOTES_PER_LOG, Problems, numbered, points_of_rows
 from mp_agent.errors import LogError, NothingToJudge
 from tests.subtests import each
 
@@ -116,6 +116,20 @@ def test_many_wrong_lines_are_counted() -> None:
     _, notes = points(rows)
     assert len(notes) == 6
     assert notes[-1] == "45 more lines are left out"
+
+
+@each(
+    ("unit", "more", "said"),
+    [
+        ("line", 1, "1 more line is left out"),
+        ("log_history entry", 2, "2 more log_history entries are left out"),
+    ],
+)
+def test_what_is_left_out_is_counted_in_its_own_unit(unit: str, more: int, said: str) -> None:
+    problems = Problems(unit)
+    for line in range(NOTES_PER_LOG + more):
+        problems.add(line, "odd")
+    assert problems.messages()[-1] == said
 
 
 @pytest.mark.parametrize("step", [-1, 2**60, "9" * 10_000, float("nan"), float("inf")])
