@@ -13,13 +13,13 @@ from mp_agent.catalog.thresholds.tensors import (
     ROUTER_THRESHOLDS,
     TENSOR_THRESHOLDS,
 )
-from mp_agent.catalog.thresholds.threshold import Threshold
 from mp_agent.catalog.thresholds.training import (
     LOSS_SCALE_THRESHOLDS,
     OPTIMIZER_THRESHOLDS,
     REINFORCEMENT_THRESHOLDS,
     RUN_THRESHOLDS,
     TRAINING_THRESHOLDS,
+    Threshold,
 )
 from mp_agent.errors import SettingError, unknown_name
 

@@ -1,6 +1,6 @@
 """Thresholds of gradients, activations, FP8, routers and watched tensors."""
 
-from mp_agent.catalog.thresholds.threshold import Threshold
+from mp_agent.catalog.thresholds.training import Threshold
 
 GRADIENT_THRESHOLDS = (
     Threshold(

@@ -110,7 +110,9 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         if is_idle or self._transport.get_extra_info("sslcontext") is not None:
             return self._protocol.eof_received()
-        cast(RequestHandler, self._protocol).close()
+        protocol = cast(RequestHandler, self._protocol)
+        protocol._lingering_time = 0.0  # the rest of a body, for which it would wait, never comes
+        protocol.close()
         return True
 
     @property
