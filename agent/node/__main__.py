@@ -56,6 +56,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _work(options: argparse.Namespace, lock_fd: int | None) -> None:
+    # Its plugins are the ranks' own, and looking for them reads what every package declares.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if options.detach:
         os.setsid()
     # NumPy's BLAS would start a thread per core, with memory for each.

@@ -6,9 +6,9 @@ steps, gradient norms of layers on the steps on which they are sampled.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
 
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, Tracker
+from mp_agent.node.accounting.windows import median
 from mp_agent.records.baseline import (
     ELEMENTS,
     GRAD_NORM,
@@ -133,7 +133,7 @@ class BaselineTracker(Tracker):
         low, high = (
             (band.low / factor, band.high * factor) if factor > 1.0 else (band.low, band.high)
         )
-        middle = median(value for _, value in values)
+        middle = median([value for _, value in values])
         if low <= middle <= high:
             self.outside.pop(name, None)
             return

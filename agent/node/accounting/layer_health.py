@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from statistics import median_low
 
 from mp_agent.node.accounting.tracker import AccountContext, LayerObservation, ModelTracker
 from mp_agent.node.accounting.windows import median
@@ -276,7 +275,7 @@ class LayerHealth(ModelTracker):
             for index, layer in seen
             if usual[index] > 0.0
         ]
-        return max(1.0, median_low(factors)) if factors else 1.0
+        return max(1.0, sorted(factors)[(len(factors) - 1) // 2]) if factors else 1.0
 
     def _fold_gradient(self, index: int, abs_max: float, thresholds: Mapping[str, float]) -> None:
         memory = self.memory
