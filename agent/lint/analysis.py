@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import traceback
@@ -20,6 +19,7 @@ from mp_agent.lint.interpret.modules import (
     imported_names,
     module_info,
     module_name,
+    parsed,
 )
 from mp_agent.lint.interpret.values import Trace
 from mp_agent.lint.rules import RULES
@@ -79,7 +79,7 @@ def check_file(path: str, project: Project) -> FileResult:
     try:
         source = _source(path)
         if RELEVANT.search(source.text) is None:
-            ast.parse(source.text)
+            parsed(source.text)
             return result
         module = _module(path, source, project)
         result.module = module.name

@@ -17,7 +17,7 @@ from mp_agent.probe.processes.callbacks import CheckpointCallback, ConditionCall
 from mp_agent.probe.processes.launchers import group_of, members_of
 from mp_agent.records.global_statistics import GlobalStatistics
 from mp_agent.ring.interruptions import pass_on
-from mp_agent.settings import load_settings
+from mp_agent.settings import load_settings, shown_value
 
 log = logging.getLogger("mp_agent")
 
@@ -64,7 +64,7 @@ def _init(
         if members is None:
             return
     if settings.enabled and not isinstance(model, nn.Module | None):
-        raise SettingError(f"model has value {model!r}: must be a module")
+        raise SettingError(f"model has value {shown_value('model', model)}: must be a module")
     if not settings.enabled or not _make_way(arguments):
         return
     agrees = settings.guard or settings.reduction == "process_group"

@@ -168,8 +168,9 @@ class RunView:
     """None before any layer with second moments was sampled."""
     logits: LogitGrowth | None = None
     """None before any was sampled."""
-    policy_collapsed_steps: int = 0
-    """Compared steps in a row of which next to none of the policy's entropy was left."""
+    policy_collapsed_steps: int | None = None
+    """Compared steps in a row of which next to none of the policy's entropy was left; None where
+    that is not known."""
     routers: RouterBalance | None = None
     """None before any was sampled."""
     fp8: Fp8Scaling | None = None

@@ -5,7 +5,12 @@ default, because a Kubernetes Service called mp-agent puts `MP_AGENT_PORT=tcp://
 """
 
 from mp_agent.settings.fields import ENV_PREFIX, SECRETS, Settings, default_directory
-from mp_agent.settings.load import CONFIG_VARIABLE, load_settings, unknown_variables
+from mp_agent.settings.load import (
+    CONFIG_VARIABLE,
+    load_settings,
+    shown_value,
+    unknown_variables,
+)
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -14,5 +19,6 @@ __all__ = [
     "Settings",
     "default_directory",
     "load_settings",
+    "shown_value",
     "unknown_variables",
 ]

@@ -49,7 +49,7 @@ def load_settings(*, refuse: Collection[str] = (), **arguments: Any) -> tuple[Se
     given = {name: value for name, value in arguments.items() if value is not None}
     for name, value in given.items():
         if problem := _problem(name, value):
-            raise SettingError(f"{name} has value {_shown(name, value)}: {problem}")
+            raise SettingError(f"{name} has value {shown_value(name, value)}: {problem}")
     values: dict[str, Any] = {}
     refused_guards: set[str] = set()
     ignored = 0
@@ -60,11 +60,13 @@ def load_settings(*, refuse: Collection[str] = (), **arguments: Any) -> tuple[Se
             values[name] = value
             refused_guards.discard(name)
         elif name in refuse:
-            raise SettingError(f"{origin} has value {_shown(name, value)}: {problem}")
+            raise SettingError(f"{origin} has value {shown_value(name, value)}: {problem}")
         else:
             ignored += 1
             refused_guards |= {name} & set(GUARDS)
-            log.warning("%s has value %s: %s; it is ignored", origin, _shown(name, value), problem)
+            log.warning(
+                "%s has value %s: %s; it is ignored", origin, shown_value(name, value), problem
+            )
     for variable, meant in unknown_variables(os.environ).items():
         if meant:
             ignored += 1
@@ -73,7 +75,7 @@ def load_settings(*, refuse: Collection[str] = (), **arguments: Any) -> tuple[Se
     return settings.with_refused_guards(refused_guards - given.keys()), ignored
 
 
-def _shown(name: str, value: Any) -> str:
+def shown_value(name: str, value: Any) -> str:
     """Return a setting's value as messages may show it."""
     if name in SECRETS:
         return "(hidden)"

@@ -403,6 +403,7 @@ def _family_row(
         values |= {"active_elements": 1024.0 * layers, "squared_ratio_sum": ratios}
     if family is LOGPROBS:
         values |= {"trainer_sum_squares": 16384.0, "delta_sum_squares": 4096.0}
+        values["density_tokens"] = 0.0
     own = {}
     for key, value in changes.items():
         column, _, only = key.removeprefix(f"{family.name}.").partition("@")

@@ -149,8 +149,8 @@ POLICY_COLLAPSED_STEPS = gauge(
     thresholds=("policy_entropy_fallen",),
     help="Steps with log-probabilities in a row for which the median of mp_agent_policy_entropy "
     "over the last 8 has been below the share policy_entropy_fallen of the highest median of the "
-    "attempt; 0 where that was never 0.1 nats, and of densities.",
-    read=lambda run: float(run.policy_collapsed_steps),
+    "attempt; 0 where that was never 0.1 nats, and none of densities.",
+    read=lambda run: run.policy_collapsed_steps,
 )
 
 LOGPROB_METRICS = (

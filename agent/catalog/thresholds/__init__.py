@@ -10,13 +10,13 @@ from mp_agent.catalog.thresholds.tensors import (
     ACTIVATION_THRESHOLDS,
     FP8_THRESHOLDS,
     GRADIENT_THRESHOLDS,
+    REINFORCEMENT_THRESHOLDS,
     ROUTER_THRESHOLDS,
     TENSOR_THRESHOLDS,
 )
 from mp_agent.catalog.thresholds.training import (
     LOSS_SCALE_THRESHOLDS,
     OPTIMIZER_THRESHOLDS,
-    REINFORCEMENT_THRESHOLDS,
     RUN_THRESHOLDS,
     TRAINING_THRESHOLDS,
     Threshold,

@@ -1,4 +1,4 @@
-"""Thresholds of gradients, activations, FP8, routers and watched tensors."""
+"""Thresholds of gradients, activations, FP8, routers, watched tensors and policies."""
 
 from mp_agent.catalog.thresholds.training import Threshold
 
@@ -241,5 +241,48 @@ TENSOR_THRESHOLDS = (
         unit="{factor}",
         meaning="largest range of a slice of a watched tensor, divided by the smallest, above "
         "which 16 bits lose the smaller ones",
+    ),
+)
+
+
+REINFORCEMENT_THRESHOLDS = (
+    Threshold(
+        name="logprob_k3_high",
+        value=0.01,
+        unit="{nat}",
+        meaning="k3 estimate of the KL divergence of sampler and trainer that rounding in 16 bits "
+        "alone seldom reaches",
+        below="logprob_k3_extreme",
+    ),
+    Threshold(
+        name="logprob_k3_extreme",
+        value=0.1,
+        unit="{nat}",
+        meaning="k3 estimate at which sampler and trainer are different policies",
+    ),
+    Threshold(
+        name="logprob_delta_tail",
+        value=0.1,
+        unit="{nat}",
+        meaning="difference of the log-probabilities that one token in a thousand must exceed: a "
+        "k3 estimate of a few extreme tokens alone is not judged",
+    ),
+    Threshold(
+        name="logprob_steps",
+        value=3.0,
+        unit="{step}",
+        meaning="steps within logprob_window on which trainer and sampler must differ",
+    ),
+    Threshold(
+        name="policy_entropy_fallen",
+        value=0.05,
+        unit="1",
+        meaning="share of a policy's highest entropy below which next to nothing is tried any more",
+    ),
+    Threshold(
+        name="policy_entropy_steps",
+        value=16.0,
+        unit="{step}",
+        meaning="compared steps in a row with so little entropy after which a policy has collapsed",
     ),
 )

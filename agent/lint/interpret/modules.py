@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,9 +143,16 @@ def is_relevant(source: SourceText) -> bool:
     return any(pattern.search(source.text) for pattern in (RELEVANT, FOLLOWED, _RENAMED))
 
 
+def parsed(text: str) -> ast.Module:
+    """Return the tree of a file, without Python's warnings of what it may not mean."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
+
 def module_info(path: str, name: str, is_package: bool, source: SourceText) -> ModuleInfo:
     """Parse a file and list its definitions; raises SyntaxError, ValueError or RecursionError."""
-    tree = ast.parse(source.text)
+    tree = parsed(source.text)
     module = ModuleInfo(path, name, is_package, source, tree)
     _Definitions(module).visit_body(tree.body, "", None, None)
     for function in module.functions:

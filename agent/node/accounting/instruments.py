@@ -379,7 +379,8 @@ class EntropyTracker(Tracker):
     """At most `_ENTROPIES`, oldest first."""
     highest: float = 0.0
     densities: bool = False
-    collapsed_steps: int = 0
+    collapsed_steps: int | None = None
+    """None before any log-probabilities, and of densities."""
 
     def observe(self, step: MergedStep, context: AccountContext) -> None:
         """Add a closed step, if log-probabilities of all ranks were compared on it."""
@@ -391,11 +392,12 @@ class EntropyTracker(Tracker):
         self.latest = [*self.latest[1 - _ENTROPIES :], entropy]
         if len(self.latest) == _ENTROPIES:
             self.highest = max(self.highest, median(self.latest))
+        if self.densities:
+            self.collapsed_steps = None
+            return
         limit = context.thresholds["policy_entropy_fallen"] * self.highest
-        judged = self.highest >= _UNCERTAIN and not self.densities
-        self.collapsed_steps = (
-            self.collapsed_steps + 1 if judged and median(self.latest) < limit else 0
-        )
+        low = self.highest >= _UNCERTAIN and median(self.latest) < limit
+        self.collapsed_steps = (self.collapsed_steps or 0) + 1 if low else 0
 
 
 @dataclass(slots=True, kw_only=True)

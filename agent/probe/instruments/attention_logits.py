@@ -388,9 +388,10 @@ def _seen_by_kernel(node: Any, length: int) -> torch.Tensor | None:
     if query is None or key is None or {query.shape[-2], key.shape[-2]} != {length}:
         return None
     name = _FUSED[node.name()]
-    mask = None if name is None else saved(node, name)
-    if mask is None or node._saved_is_causal:
+    if node._saved_is_causal or name is None or getattr(node, f"_raw_saved_{name}").data is None:
         return torch.full((1, length - 1), not node._saved_is_causal, device=query.device)
+    if (mask := saved(node, name)) is None:
+        return None
     diagonal = mask.expand(*mask.shape[:-2], length, length).diagonal(1, -2, -1)
     return diagonal if mask.dtype is torch.bool else diagonal > _MASKED_BELOW
 

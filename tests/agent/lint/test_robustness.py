@@ -50,6 +50,12 @@ def test_a_file_without_anything_to_check_is_parsed_all_the_same(tmp_path: Path)
     assert "too deeply" in reason(tmp_path, b"x = " + b"-" * 100_000 + b"1\n")
 
 
+def test_what_python_warns_of_in_a_file_is_no_concern_of_a_check(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("x = '\\d'\n")
+    (tmp_path / "of_torch.py").write_text("import torch\nx = '\\d' + str(torch.autocast)\n")
+    assert check_paths(tmp_path).skipped == ()
+
+
 def test_a_notebook_that_is_none_is_listed(tmp_path: Path) -> None:
     for content in (b"{}", b"[", b'{"cells": 1}', b'{"cells": [{"cell_type": "code"}]}'):
         assert "notebook" in reason(tmp_path, content, "odd.ipynb")

@@ -45,6 +45,7 @@ class Unshowable:
     [
         ("exporters", "[" * 3000),
         ("model", "a name"),
+        ("model", Unshowable()),
         ("run", Unshowable()),
         ("thresholds", {"a": [[[[[[1]]]]]]}),
     ],

@@ -139,10 +139,15 @@ def test_steps_without_log_probabilities_say_nothing_of_a_policy(account):
     assert entropy(account)[1] == 11.0
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [((-0.09,), (0.0,)), ((-3.0, 0.2), (-0.05, 0.2))], ids=["sure", "density"]
-)
-def test_a_policy_that_was_never_uncertain_and_densities_are_not_judged(account, before, after):
+def test_a_policy_that_was_never_uncertain_has_not_collapsed(account):
     for sequence in range(1, 61):
-        drawn(account, sequence, *(before if sequence <= 20 else after))
+        drawn(account, sequence, -0.09 if sequence <= 20 else 0.0)
     assert entropy(account)[1] == 0.0
+
+
+def test_of_densities_and_without_log_probabilities_no_collapse_is_known(account):
+    account.fold_step(merged_step(1))
+    assert entropy(account) == [None, None]
+    for sequence in range(2, 62):
+        drawn(account, sequence, *((-3.0, 0.2) if sequence <= 20 else (-0.05, 0.2)))
+    assert entropy(account)[1] is None
