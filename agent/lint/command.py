@@ -16,7 +16,7 @@ from mp_agent.inputs.files import printable
 from mp_agent.lint.finding import CheckReport, CodeFinding, Edit, Span
 from mp_agent.lint.report import github_lines, json_report, print_report, sarif_report
 from mp_agent.lint.rules import BY_CODE, RULES
-from mp_agent.lint.runner import check_paths
+from mp_agent.lint.runner import check_paths, inputs_of
 from mp_agent.lint.source import SourceText, decoded, encoding_of, read_bytes
 from mp_agent.output import Console, keep_inputs, write_whole
 
@@ -136,8 +136,9 @@ def check_command(
     if explain is not None:
         click.echo(_explanation(explain))
         return
-    keep_inputs(paths, output)
     try:
+        if output is not None:
+            keep_inputs(inputs_of(paths or (".",)), output)
         report = check_paths(paths or (".",), select=select, ignore=ignore, jobs=jobs)
         if fix:
             fixed = apply_fixes(report.findings)

@@ -254,6 +254,19 @@ def _using_sixteen_bits(results: Sequence[FileResult]) -> set[str]:
     return found
 
 
+def inputs_of(names: Sequence[str]) -> list[str | Path]:
+    """Return the files that a check of the paths reads; raises SettingError for a wrong path."""
+    settings, base = _settings_of(names)
+    files = find_files(names, lambda path: settings.excludes(relative(path, base)))
+    return [base / "pyproject.toml", *files]
+
+
+def _settings_of(names: Sequence[str]) -> tuple[CheckSettings, Path]:
+    """Return the settings of the first path, and the folder that their patterns start from."""
+    first = Path(names[0]) if names else Path()
+    return load_settings(first if first.is_dir() else first.parent)
+
+
 def check_paths(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
@@ -264,8 +277,7 @@ def check_paths(
     """Check files and folders; raises SettingError for a wrong path, code or setting."""
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     names = [os.fspath(path) for path in given]
-    first = Path(names[0]) if names else Path()
-    settings, base = load_settings(first if first.is_dir() else first.parent)
+    settings, base = _settings_of(names)
     settings = merged(settings, select, ignore)
     files = find_files(names, lambda path: settings.excludes(relative(path, base)))
     return run(files, lambda code, path: settings.applies(code, relative(path, base)), jobs=jobs)

@@ -206,3 +206,15 @@ def test_no_command_writes_its_output_over_what_it_reads(arguments, tmp_path) ->
         assert done.exit_code == 2, done.output
         assert f"{written} cannot be written: it is what is read" in done.output
     assert read.read_text() == "step,loss\n1,2.0\n2,1.0\n"
+
+
+def test_check_writes_over_no_file_that_it_finds_in_a_folder(tmp_path) -> None:
+    read = {"train.py": "import torch\n", "pyproject.toml": "[tool.mp-agent.check]\n"}
+    for name, text in read.items():
+        (tmp_path / name).write_text(text)
+    for name, text in read.items():
+        output = str(tmp_path / name)
+        done = CliRunner().invoke(main, ["check", str(tmp_path), "--output", output])
+        assert done.exit_code == 2, done.output
+        assert f"{output} cannot be written: it is what is read" in done.output
+        assert (tmp_path / name).read_text() == text
