@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 import rich.console
@@ -27,6 +27,26 @@ class UnwritableError(click.ClickException):
     """A file cannot be written. Ends a command with 2: other statuses speak of what it found."""
 
     exit_code = WRONG_USE
+
+
+class OutputPath(click.Path):
+    """A path to write to. An empty one, as of a variable that is not set, would be this folder.
+
+    `-` would be a file of that name where an option does not offer standard output.
+    """
+
+    def __init__(self, *, directory: bool = False, allow_dash: bool = False) -> None:
+        super().__init__(
+            path_type=Path, file_okay=not directory, dir_okay=directory, allow_dash=allow_dash
+        )
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if value == "":
+            self.fail("it is empty.", param, ctx)
+        if value == "-" and not self.allow_dash:
+            self.fail("'-' is not standard output here; './-' names a file.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class Console(rich.console.Console):

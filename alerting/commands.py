@@ -32,7 +32,7 @@ from mp_agent.alerting.values import SELECTORS, Values, number_text
 from mp_agent.catalog.metrics import METRICS
 from mp_agent.catalog.thresholds import THRESHOLDS
 from mp_agent.errors import SettingError, unknown_name
-from mp_agent.output import Console, refuse, write_whole
+from mp_agent.output import Console, OutputPath, refuse, write_whole
 from mp_agent.settings import load_settings
 
 SHORTEST_SECONDS = 1.0
@@ -107,7 +107,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
 )
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    type=OutputPath(allow_dash=True),
     default=Path("-"),
     help="File to write; standard output if not given.",
 )

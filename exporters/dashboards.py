@@ -10,7 +10,7 @@ import click
 
 from mp_agent.catalog.thresholds import DEFAULTS, resolve
 from mp_agent.errors import SettingError
-from mp_agent.output import UnwritableError, write_whole
+from mp_agent.output import OutputPath, UnwritableError, write_whole
 from mp_agent.settings import load_settings
 
 _ADDRESS = re.compile(r"https?://[^\s{}<>\"\\]+")
@@ -56,7 +56,7 @@ def with_values(marked: str, thresholds: Mapping[str, float], runbook_base: str)
 )
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=OutputPath(directory=True),
     help="Directory to write into; without it the dashboards are listed.",
 )
 @click.option(

@@ -18,7 +18,7 @@ from mp_agent.lint.report import github_lines, json_report, print_report, sarif_
 from mp_agent.lint.rules import BY_CODE, RULES
 from mp_agent.lint.runner import check_paths, inputs_of
 from mp_agent.lint.source import SourceText, decoded, encoding_of, read_bytes
-from mp_agent.output import Console, keep_inputs, write_whole
+from mp_agent.output import Console, OutputPath, keep_inputs, write_whole
 
 
 def apply_fixes(findings: Iterable[CodeFinding]) -> Mapping[str, int]:
@@ -101,7 +101,7 @@ def _codes(context: click.Context, option: click.Parameter, value: tuple[str, ..
 )
 @click.option(
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputPath(),
     help="Write the findings to this file instead.",
 )
 @click.option("--fix", is_flag=True, help="Fix what can be fixed safely, in place.")

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import click
 from rich.console import Console as AnyConsole
 
-from mp_agent.output import Console, write_whole
+from mp_agent.output import Console, OutputPath, write_whole
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -48,7 +48,7 @@ def positive_option(name: str, default: float, help: str) -> Option:
 
 def file_option(*names: str, help: str, exists: bool = False) -> Option:
     """Return an option with a file: to write, or one that exists."""
-    kind = click.Path(path_type=Path, dir_okay=False, exists=exists)
+    kind = click.Path(path_type=Path, dir_okay=False, exists=True) if exists else OutputPath()
     return click.option(*names, type=kind, help=help)
 
 

@@ -25,7 +25,7 @@ from mp_agent.node.cluster.root import MergedTable
 from mp_agent.node.commands.flight import evidence_at
 from mp_agent.node.flight.replay import merged_items
 from mp_agent.node.run.state import StepIngest
-from mp_agent.output import Console, keep_inputs, refuse, write_whole
+from mp_agent.output import Console, OutputPath, keep_inputs, refuse, write_whole
 from mp_agent.records.baseline import (
     GRAD_NORM,
     QUANTITIES,
@@ -367,7 +367,7 @@ def baseline_command() -> None:
 @click.argument("runs", nargs=-1, required=True)
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputPath(),
     required=True,
     help="The file to write, for the setting `baseline` and `mp-agent compare --baseline`.",
 )

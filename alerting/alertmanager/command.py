@@ -14,7 +14,7 @@ from mp_agent.alerting.alertmanager.configuration import (
     render_alertmanager,
 )
 from mp_agent.errors import SettingError
-from mp_agent.output import UnwritableError, write_whole
+from mp_agent.output import OutputPath, UnwritableError, write_whole
 
 _SITE = Site()
 _ADDRESSES = {
@@ -36,7 +36,7 @@ _ADDRESSES = {
 )
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=OutputPath(directory=True),
     required=True,
     help=f"Directory for {CONFIGURATION_FILE} and {MESSAGES_FILE}; made if need be.",
 )

@@ -218,3 +218,26 @@ def test_check_writes_over_no_file_that_it_finds_in_a_folder(tmp_path) -> None:
         assert done.exit_code == 2, done.output
         assert f"{output} cannot be written: it is what is read" in done.output
         assert (tmp_path / name).read_text() == text
+
+
+@each(
+    "arguments",
+    [
+        ("check", "--output"),
+        ("rules", "--output"),
+        ("dashboards", "--output"),
+        ("alertmanager", "--receiver", "slack", "--output"),
+        ("baseline", "save", __file__, "--output"),
+        ("tune", __file__, "--chart-values"),
+        ("backtest", __file__, "--html"),
+    ],
+)
+def test_no_command_takes_an_empty_path_for_the_current_folder(
+    arguments, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for written in ("", "-") if arguments[0] != "rules" else ("",):
+        done = CliRunner().invoke(main, [*arguments, written])
+        assert done.exit_code == 2, done.output
+        assert f"Invalid value for '{arguments[-1]}'" in done.output
+        assert not os.listdir(tmp_path)
