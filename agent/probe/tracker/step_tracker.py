@@ -4,6 +4,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from math import isnan
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from mp_agent.probe.isolation import Shield
 from mp_agent.probe.optimizers.engine import Engine, OwningEngine
 from mp_agent.probe.optimizers.parameter_names import holds_any, optimizer_parameters
 from mp_agent.probe.optimizers.roles import Role
-from mp_agent.probe.scalars import add, reciprocal, scalar_of, snapshot_of
+from mp_agent.probe.scalars import Scalar, add, reciprocal, scalar_of, snapshot_of
 from mp_agent.probe.tracker.backward import BackwardTracking, LossTracking
 from mp_agent.probe.tracker.context import TrackerContext
 from mp_agent.probe.tracker.measuring import (
@@ -153,6 +154,7 @@ _TEARDOWN_PAUSE_SECONDS = 0.1
 
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 STEP_ON_DEVICE = "observe(step=…) of a tensor on a GPU"
+UNREADABLE = "observe({}=…) of what cannot be read as one number"
 
 
 class StepTracker:
@@ -214,22 +216,46 @@ class StepTracker:
         self.graph_capture_ended = graphs.capture_ended
         self.graph_replayed = graphs.replayed
 
-    def observe(self, loss: object, step: int | None, lr: object, tokens: object) -> None:
+    def observe(self, loss: object, step: object, lr: object, tokens: object) -> None:
         """Use what the trainer reports of the step under way; None is nothing reported."""
         context = self._context
         context.recorder.collect()
-        if (loss_value := snapshot_of(loss)) is not None:
+        if (loss_value := self._reported("loss", loss)) is not None:
             context.step.observe_loss(loss_value)
-        if isinstance(scalar_of(step), torch.Tensor):
-            context.note_unsupported(STEP_ON_DEVICE)  # reading it would wait
-        elif step is not None:
-            self._graphs.observed(int(step))
-            context.trainer_step.observe(int(step), context.step.sequence)
-            context.update_trainer_lead()
-        if (rate := snapshot_of(lr)) is not None:
+        self._observe_step(step)
+        if (rate := self._reported("lr", lr)) is not None:
             context.step.scalars["learning_rate"], context.step.rate_observed = rate, True
-        if (count := snapshot_of(tokens)) is not None:
+        if (count := self._reported("tokens", tokens)) is not None:
             context.step.scalars["tokens"] = add(context.step.scalars.get("tokens"), count)
+
+    def _observe_step(self, step: Any) -> None:
+        """Use the trainer's number, where that neither waits for a device nor is a collective."""
+        context = self._context
+        if isinstance(step, torch.Tensor):
+            step = self._reported("step", step, scalar_of)
+        if isinstance(step, torch.Tensor):
+            context.note_unsupported(STEP_ON_DEVICE)
+        elif step is not None:
+            try:
+                number = int(step)
+            except (ArithmeticError, TypeError, ValueError):
+                context.note_unsupported(UNREADABLE.format("step"))
+                return
+            self._graphs.observed(number)
+            context.trainer_step.observe(number, context.step.sequence)
+            context.update_trainer_lead()
+
+    def _reported(
+        self, name: str, value: object, read: Callable[[object], Scalar | None] = snapshot_of
+    ) -> Scalar | None:
+        """Return a number that the trainer reports; of what is none, None, and name it."""
+        try:
+            number = read(value)
+        except (NotImplementedError, OverflowError):  # of nested tensors, of huge integers
+            number = None
+        if number is None and value is not None:
+            self._context.note_unsupported(UNREADABLE.format(name))
+        return number
 
     def collect(self) -> None:
         """Publish what has come from a device since the last event."""

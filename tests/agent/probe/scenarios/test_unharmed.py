@@ -16,6 +16,7 @@ from mp_agent.probe import isolation
 from mp_agent.probe.probe import Probe
 from mp_agent.probe.recording import ring_schema
 from mp_agent.probe.step.measurement import StepMeasurement
+from mp_agent.probe.tracker.step_tracker import UNREADABLE
 from mp_agent.records.steps import Phase
 from mp_agent.settings import Settings
 
@@ -131,11 +132,37 @@ def test_an_interrupt_reaches_training(watch, monkeypatch):
         train(1)
 
 
-def test_a_wrong_observation_is_swallowed_and_counted(watch):
+def test_what_is_no_number_costs_only_itself_and_is_named(watch):
     watched = watch()
-    watched.probe.connect()
-    watched.probe.observe(step="not a number", loss=object(), tokens="many")
-    assert watched.state().probe_errors == 1
+    good = {"loss": 2.0, "step": 70, "lr": 0.5, "tokens": 3}
+    bad = [
+        "text",
+        object(),
+        torch.ones(2),
+        torch.tensor(1j),
+        10**400,
+        torch.empty((), device="meta"),
+    ]
+    for name in good:
+        for value in bad if name != "step" else bad[:4]:
+            watched.probe.observe(**(good | {"tokens": 0} | {name: value}))
+    watched.probe.observe(**good)
+    train(1)
+    contents = watched.read()
+    (record,) = contents.records
+    assert record.step == 70
+    assert contents.values(0)["loss"] == 2.0 and contents.values(0)["tokens"] == 3.0
+    assert contents.values(0)["learning_rate"] == 0.5
+    assert contents.state.probe_errors == 0
+    assert set(contents.state.unsupported) == {UNREADABLE.format(name) for name in good}
+
+
+def test_a_wrong_step_number_leaves_what_is_reported_with_it(watch):
+    watched = watch()
+    watched.probe.observe(step="epoch 3", loss=2.0, lr=0.5, tokens=3)
+    train(1)
+    values = watched.read().values(0)
+    assert (values["loss"], values["learning_rate"], values["tokens"]) == (2.0, 0.5, 3.0)
 
 
 def test_detaching_puts_torch_back_as_it_was(watch):
