@@ -166,6 +166,8 @@ def _fit_for_a_header(value: SecretStr) -> SecretStr:
 def _absolute(value: Path) -> Path:
     if not value.is_absolute():
         raise ValueError("must be an absolute path")
+    if "\0" in str(value):
+        raise ValueError("must not contain NUL")
     return value
 
 

@@ -170,3 +170,9 @@ def test_another_word_for_local_gradients_is_ignored_and_they_stay_off(monkeypat
     monkeypatch.setenv("MP_AGENT_MEASURE_LOCAL_GRADIENTS", "sometimes")
     settings, ignored = load_settings()
     assert (settings.measure_local_gradients, ignored) == (False, 1)
+
+
+@pytest.mark.parametrize("name", ["dir", "log_dir", "flight_dir", "sd_dir", "baseline"])
+def test_a_path_that_no_system_can_open_is_refused(name: str) -> None:
+    with pytest.raises(SettingError, match=rf"^{name} has value '/a\\x00b': must not contain NUL"):
+        load_settings(**{name: "/a\0b"})
