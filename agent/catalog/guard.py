@@ -196,8 +196,8 @@ POLICIES: tuple[Policy, ...] = (
     Policy(
         name="hold_learning_rate",
         action=Action.HOLD_LEARNING_RATE,
-        when="The learning rate of a parameter group is above `factor` times the highest that it "
-        "had before, and above what its schedule has begun with or rises to (`initial_lr`, "
+        when="The learning rate of a parameter group is NaN, or above `factor` times the highest "
+        "that it had before, and above what its schedule has begun with or rises to (`initial_lr`, "
         "`max_lr`): the update is made with the highest rate before.",
         parameters=(
             Parameter(

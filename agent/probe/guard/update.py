@@ -12,7 +12,7 @@ steps left.
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from math import isnan
+from math import inf, isfinite, isnan
 from types import MappingProxyType
 from typing import Any
 
@@ -157,15 +157,17 @@ class HeldRates:
         highest, steps = self._known.get((place, id(group)), (0.0, 0))
         if place in self.limits:
             return highest, steps
-        return max(highest, rate), steps + (rate > 0.0)
+        return max(highest, rate) if isfinite(rate) else highest, steps + (0.0 < rate < inf)
 
 
 def _rate_of(group: Mapping[str, Any]) -> float:
-    """Return the rate of a group; 0 for one that is on a device, or NaN, or not there."""
+    """Return the rate of a group, infinite for NaN; 0 for one on a device, or that is not there."""
     rate = group.get("lr")
     if isinstance(rate, torch.Tensor):
         rate = float(rate) if accelerator.is_on_host(rate.device) and rate.numel() == 1 else 0.0
-    return float(rate) if isinstance(rate, int | float) and not isnan(rate) else 0.0
+    if not isinstance(rate, int | float):
+        return 0.0
+    return inf if isnan(rate) else float(rate)
 
 
 def _highest_of_schedule(group: Mapping[str, Any]) -> float:

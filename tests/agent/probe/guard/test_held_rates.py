@@ -73,6 +73,18 @@ def test_a_jump_is_held_at_the_highest_rate_before_while_it_lasts():
     assert limits(optimizer, held, float("inf")) == {0: 0.1}
 
 
+def test_a_rate_that_is_nan_is_held_once_there_was_another():
+    optimizer, held = made(), HeldRates(DEFAULTS)
+    assert not limits(optimizer, held, float("nan"))
+    for _ in range(20):
+        assert not limits(optimizer, held, 0.1)
+    assert limits(optimizer, held, float("nan")) == {0: 0.1}
+    optimizer.param_groups[0]["lr"] = torch.tensor(float("nan"))
+    held.look(optimizer)
+    assert held.limits == {0: 0.1}
+    assert limits(optimizer, held, 40.0) == {0: 0.1}
+
+
 def test_a_jump_above_what_a_schedule_says_is_held():
     optimizer, held = made(), HeldRates(DEFAULTS)
     LambdaLR(optimizer, lambda step: 1.0)
