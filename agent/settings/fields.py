@@ -15,6 +15,7 @@ from mp_agent.settings.kinds import (
     Exporters,
     GuardPolicies,
     HeaderSecret,
+    Host,
     HostPatterns,
     RouterPatterns,
     Texts,
@@ -223,7 +224,7 @@ class Settings(BaseSettings):
         description="host:port or URL of the root node agent; empty: found through the job's own "
         "store, else at MASTER_ADDR.",
     )
-    advertise: str = Field(
+    advertise: Host = Field(
         "",
         description="Name or address under which other nodes and Prometheus reach this node; "
         "empty: the one from which it reaches MASTER_ADDR.",

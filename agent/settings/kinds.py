@@ -133,6 +133,13 @@ def _plain_text(value: Any) -> Any:
     return f"{value:g}" if isinstance(value, int | float) else value
 
 
+def _without_spaces(value: str) -> str:
+    value = value.strip()
+    if not value.isprintable() or " " in value:
+        raise ValueError("must not contain spaces or control characters")
+    return value
+
+
 def _reachable(value: str) -> str:
     parts = urlsplit(value if "://" in value else f"http://{value}")
     if value and (parts.scheme not in ("http", "https") or not _has_valid_host(parts)):
@@ -173,7 +180,10 @@ def _absolute(value: Path) -> Path:
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
-Address = Annotated[str, AfterValidator(_reachable)]
+Host = Annotated[str, AfterValidator(_without_spaces)]
+"""Name or address of this node; empty: none."""
+
+Address = Annotated[Host, AfterValidator(_reachable)]
 """Host, host:port or URL of another agent; empty: none."""
 
 Exporters = Annotated[tuple[str, ...], BeforeValidator(_split), AfterValidator(_known_exporters)]

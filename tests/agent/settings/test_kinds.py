@@ -40,6 +40,18 @@ def test_a_root_that_leads_nowhere_is_refused(root):
         load_settings(root=root)
 
 
+@pytest.mark.parametrize("name", ["root", "advertise"])
+@pytest.mark.parametrize("address", ["node 0", "node-0\n:9464", "node\t0", "node\0"])
+def test_an_address_with_spaces_or_control_characters_is_refused(name, address):
+    with pytest.raises(SettingError, match=f"^{name} has value .*: must not contain spaces"):
+        load_settings(**{name: address})
+
+
+@pytest.mark.parametrize("name", ["root", "advertise"])
+def test_space_around_an_address_as_of_a_file_that_is_read_is_no_part_of_it(name):
+    assert getattr(load_settings(**{name: " node-0\n"})[0], name) == "node-0"
+
+
 def test_overrides_of_alerts_are_a_table_of_texts(monkeypatch, tmp_path):
     file = tmp_path / "settings.yaml"
     file.write_text("alerts:\n  stall_window: 20m\n  end_window: 90\n  MpAgentLossSpike: off\n")
