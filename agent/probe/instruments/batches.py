@@ -1,8 +1,9 @@
 """What is wrong with batches: what repeats in them, and targets that are no next tokens, or seen.
 
-Batches are looked at in pairs of neighbouring steps, with one hook on the model that is gone after
-its first forward. The digest stays on the device of the batch, and goes the way of a loss from
-there.
+Batches are looked at in pairs of neighbouring steps, with one hook on the model that is gone with
+the first backward, whose batch is the last one before it: an agent may have acted until then, with
+gradients enabled, on one observation at a time. The digest stays on the device of the batch, and
+goes the way of a loss from there.
 
 Targets, and the tokens that a model embeds, are read of the graph of a loss: a cross-entropy keeps
 the ones, and an embedding what it was given, which is what a model has made of its inputs: shifted
@@ -53,6 +54,8 @@ _WEIGHTS = tuple(
 )
 _DIGEST_BITS = 2**32 - 1
 
+_Origin = tuple[weakref.ref[torch.Tensor] | None, int]
+
 
 class Repetitions(Instrument):
     """Notes in a step what it repeats of earlier ones: their random numbers, or their batches."""
@@ -73,7 +76,7 @@ class Repetitions(Instrument):
 
 
 class Batches(Instrument):
-    """Has a hook on the model from one backward to the first forward of the next step, if due."""
+    """Has a hook on the model from one backward to the first one of the next step, if due."""
 
     subject = "batches"
 
@@ -97,21 +100,26 @@ class Batches(Instrument):
         self._handle: RemovableHandle | None = None
         self._awaited = 0
         """Number of the step whose forward is awaited."""
+        self._has_begun = False
+        """There was such a forward."""
         self._found: dict[str, Scalar] = {}
-        self._before: weakref.ref[torch.Tensor] | None = None
-        """The first tensor of the step before."""
-        self._delivered_before = 0
+        self._latest: _Origin = (None, 0)
+        """The first tensor of the last forward, and what loaders had delivered."""
+        self._before: _Origin = (None, 0)
+        """The same of the step before."""
 
     def end(self, step: OpenStep) -> None:
-        """Add to the step what was found in its first forward; await that of the next one.
+        """Add to the step what was found in its last forward; await those of the next one.
 
         A backward before its forward, such as a discriminator's, changes nothing.
         """
         if self._found:
             step.scalars.update(self._found)
             self._found = {}
-        still_awaited = self._awaited == step.sequence and self._handle is not None
-        if self._awaited > step.sequence or still_awaited:
+            self._before = self._latest
+        if self._awaited > step.sequence:
+            return
+        if self._awaited == step.sequence and self._handle is not None and not self._has_begun:
             return
         self.close()
         self._awaited = step.sequence + 1
@@ -126,6 +134,7 @@ class Batches(Instrument):
     def close(self) -> None:
         """Remove the hook."""
         handle, self._handle = self._handle, None
+        self._has_begun = False
         if handle is not None:
             handle.remove()
 
@@ -137,7 +146,7 @@ class Batches(Instrument):
         due = self._handle is not None and self._sequence() == self._awaited
         if not due or not self._in_training():
             return
-        self.close()
+        self._has_begun = True
         if self._awaited % LOOK_INTERVAL_STEPS == 0:
             self._targets.given(self._model(), (named, *inputs))
         if not self._is_compared:
@@ -156,13 +165,14 @@ class Batches(Instrument):
     def _note_origin(self, memory: torch.Tensor) -> None:
         """Note whether this is the memory of the step before, and whether a loader delivered."""
         delivered = self._loaders.delivered
-        if self._awaited % BATCH_INTERVAL_STEPS and self._before is not None:
-            self._found[BATCH_KEPT] = float(self._before() is memory)
+        before, delivered_before = self._before
+        if self._awaited % BATCH_INTERVAL_STEPS and before is not None:
+            self._found[BATCH_KEPT] = float(before() is memory)
             if delivered:
-                new = delivered > self._delivered_before
+                new = delivered > delivered_before
                 of_workers = new and self._loaders.from_workers
                 self._found[BATCH_LOADED] = LOADED_BY_WORKERS if of_workers else float(new)
-        self._before, self._delivered_before = weakref.ref(memory), delivered
+        self._latest = weakref.ref(memory), delivered
 
     def _digest(self, tensors: Sequence[torch.Tensor]) -> Scalar | None:
         parts = [_some_of(each.detach()) for each in tensors]

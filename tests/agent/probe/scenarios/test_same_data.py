@@ -183,11 +183,17 @@ HEALTHY = {
 }
 
 
-def train(batches: Iterator[Batch], steps: int) -> Iterator[int]:
-    """Train, and yield the number of each step."""
+def train(batches: Iterator[Batch], steps: int, acts_from: int | None = None) -> Iterator[int]:
+    """Train, and yield the number of each step.
+
+    acts_from: from which step on the model acts on single rows before it trains, with gradients
+    enabled, as that of deep Q-learning does once it explores less.
+    """
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for step, (ids, classes) in enumerate(itertools.islice(batches, steps)):
+        if acts_from is not None and step >= acts_from:
+            model(ids[:1]).argmax()
         optimizer.zero_grad()
         cross_entropy(model(ids), classes).backward()
         optimizer.step()
@@ -211,7 +217,7 @@ def first_fired(watch, tmp_path: Path, monkeypatch) -> Callable[..., tuple[set[s
     # A process does not see its own locks.
     monkeypatch.setattr(reader, "is_locked", lambda fd: True)
 
-    def found(make: Callable[[], Iterator[Batch]], steps: int) -> tuple[set[str], int]:
+    def found(make: Callable[[], Iterator[Batch]], steps: int, **how: int) -> tuple[set[str], int]:
         watched_here = watch()
         run_dir = locations.run_directory(tmp_path / "shm", "test")
         ring = locations.ring_path(run_dir, make_identity())
@@ -220,7 +226,7 @@ def first_fired(watch, tmp_path: Path, monkeypatch) -> Callable[..., tuple[set[s
         settings = Settings(dir=tmp_path / "shm", flight_dir=tmp_path / "flight")
         first = 0
         with closing(Run(run_dir, settings)) as run:
-            for step in train(make(), steps):
+            for step in train(make(), steps, **how):
                 if step % STEPS_PER_POLL == 0:
                     run.poll(step * STEP_SECONDS)
                     first = first or (step if fired(run) else 0)
@@ -242,6 +248,14 @@ def test_a_mistake_is_found_within_steps_of_its_onset(first_fired, name):
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_found_in_healthy_batches(first_fired, name):
     assert first_fired(HEALTHY[name], 2 * STEPS)[0] == set()
+
+
+def test_single_rows_that_a_model_acts_on_are_no_batches(first_fired):
+    assert first_fired(drawn, 2 * STEPS, acts_from=ONSET)[0] == set()
+
+
+def test_a_batch_that_repeats_is_found_while_the_model_acts(first_fired):
+    assert first_fired(lambda: drawn(ONSET), ONSET + STEPS, acts_from=0)[0] == {SAME}
 
 
 def of_rank(case: str, rank: int) -> Iterator[Batch]:
