@@ -178,6 +178,8 @@ GRADIENT_EXPLOSION = Condition(
             "is added: the new level becomes the usual one after some hundred steps.",
             "An objective that one sample estimates, as in variational inference: single gradients "
             "far beyond the usual are noise. Average over more samples, or clip.",
+            "Reinforcement learning, whose loss follows the returns: if it has spiked within "
+            "explosion_window, this is a warning even where clipping contains every update.",
             "Clipping that hooks cannot see (custom code, a whole step under torch.compile): the "
             "agent does not know that it contains the norm. The label measuring_point of "
             "mp_agent_run_info says what is measured.",
