@@ -195,6 +195,8 @@ WEIGHTS_UNCHANGED = Condition(
         "Check that the optimizer steps the model's own parameters: an update of a copy, as of "
         "weight.contiguous() or weight.float(), does not reach the model.",
         "With FP32 master weights, copy them back to the model after each step.",
+        "Clear gradients after optimizer.step(), not between clip_grad_norm_ and it: the norm is "
+        "that of the gradients which are clipped, and the step then has none.",
         "Without torch.compile, CUDA graphs and fused kernels around optimizer.step(), see whether "
         "the weights change then.",
         "Where 16-bit weights round their updates away: keep the weights that the optimizer steps "
