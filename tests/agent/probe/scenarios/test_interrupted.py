@@ -86,6 +86,20 @@ class Strike:
         self._depth -= hook and event == "return"
 
 
+class RunningHook:
+    """A profiler that says whether its thread is within a hook.
+
+    Another thread cannot look itself: the frames of a running thread may be gone while it reads
+    them, which ends the interpreter.
+    """
+
+    is_running = False
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if frame.f_code is isolation._RUN and event in ("call", "return"):
+            self.is_running = event == "call"
+
+
 @pytest.fixture
 def alarm() -> Iterator[Callable[[Any], object]]:
     """Register a handler of SIGALRM until the test is over."""
@@ -188,17 +202,21 @@ def test_every_signal_handlers_exception_reaches_the_script(watch, alarm):
     assert torn == 0
 
 
-def test_what_another_thread_sends_reaches_the_script(watch, monkeypatch):
+@pytest.mark.usefixtures("no_gc_callbacks")
+def test_what_another_thread_sends_reaches_the_script(watch):
     watch()
     training = Training()
     training.step()
     own = threading.get_ident()
     for kind in (TimeoutError, Stop):
-        sender = threading.Thread(target=_send, args=(own, kind, _hook_runs))
+        hook = RunningHook()
+        sender = threading.Thread(target=_send, args=(own, kind, hook))
         sender.start()
         with pytest.raises(kind):
+            sys.setprofile(hook)
             while True:
                 training.step()
+        sys.setprofile(None)
         sender.join()
         assert torch.is_grad_enabled()
 
@@ -310,11 +328,7 @@ def _within_a_hook(frame: FrameType | None) -> bool:
     return False
 
 
-def _hook_runs(thread: int) -> bool:
-    return _within_a_hook(sys._current_frames().get(thread))
-
-
-def _send(thread: int, kind: type[Exception], now: Callable[[int], bool]) -> None:
-    while not now(thread):
+def _send(thread: int, kind: type[Exception], hook: RunningHook) -> None:
+    while not hook.is_running:
         time.sleep(0)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
